@@ -1,0 +1,7 @@
+"""`python -m lspec`."""
+
+from __future__ import annotations
+
+from lspec.cli import main
+
+main()

@@ -1,0 +1,110 @@
+"""From the name of a pair, or two files, to a checked engine."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from lspec.compat import require_match
+from lspec.engine import Engine
+from lspec.errors import CatalogueError, RequestError
+from lspec.llama import LlamaModel, LoadOptions
+from lspec.model import rolls_back
+from lspec.request import MAX_GAMMA, check_gamma
+
+log = logging.getLogger("lspec")
+
+DEFAULT_GAMMA = 4
+DEFAULT_N_CTX = 4096
+
+
+def load(
+    pair: str | None = None,
+    *,
+    target: str | Path | None = None,
+    draft: str | Path | None = None,
+    n_ctx: int = DEFAULT_N_CTX,
+    draft_n_ctx: int | None = None,
+    n_gpu_layers: int = -1,
+    n_threads: int | None = None,
+    gamma: int | str = DEFAULT_GAMMA,
+    drafter: str = "auto",
+    exact: bool = False,
+    chat_template: str | None = None,
+) -> Engine:
+    """Load a pulled pair of the catalogue (None: its default), or a target and a draft file.
+
+    `n_ctx` is the window in tokens, `draft_n_ctx` the draft's own (None: the same). `n_gpu_layers`
+    -1 offloads every layer of both models where the installed llama-cpp-python can. `n_threads`
+    None means the physical cores that this process may use. `gamma` is the number of drafted
+    tokens per round. With `drafter` "none", or without a draft, decoding is plain.
+
+    Raises RequestError, CatalogueError, ModelLoadError, IncompatiblePairError.
+    """
+    gamma = check_gamma(gamma)
+    _check(
+        drafter,
+        exact=exact,
+        sizes={"n_ctx": n_ctx, "draft_n_ctx": draft_n_ctx, "n_threads": n_threads},
+    )
+    target_files, draft_files = _files(pair, target, draft)
+    if drafter == "model" and not draft_files:
+        raise RequestError("drafter 'model' needs a draft model", hint="Name one with --draft.")
+    if drafter == "auto" and not draft_files:
+        log.warning("no draft model: decoding plainly")
+    options = LoadOptions(n_ctx, MAX_GAMMA + 1, n_gpu_layers=n_gpu_layers, n_threads=n_threads)
+    target_model = LlamaModel(target_files, options)
+    draft_model = None
+    try:
+        if draft_files and drafter != "none" and gamma and _can_roll_back(target_model, "target"):
+            draft_model = LlamaModel(draft_files, replace(options, n_ctx=draft_n_ctx or n_ctx))
+            require_match(target_model.vocab.vocabulary, draft_model.vocab.vocabulary)
+            if not _can_roll_back(draft_model, "draft"):
+                draft_model = draft_model.close()
+        return Engine(target_model, draft_model, gamma=gamma, chat_template=chat_template)
+    except BaseException:
+        for model in filter(None, (target_model, draft_model)):
+            model.close()
+        raise
+
+
+def _check(drafter: str, *, exact: bool, **sizes: int | None) -> None:
+    if drafter == "ngram" or exact:
+        what = "exact mode" if exact else "drafter 'ngram'"
+        raise RequestError(f"{what} is not there yet", hint="It comes with a later version.")
+    if drafter not in ("auto", "model", "none"):
+        raise RequestError(f"drafter must be auto, model or none, not {drafter!r}")
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise RequestError(f"{name} must be 1 or more, not {size}")
+
+
+def _files(
+    pair: str | None, target: str | Path | None, draft: str | Path | None
+) -> tuple[list[Path], list[Path]]:
+    """Return the files of target and draft; the latter may be none."""
+    if target is not None:
+        if pair is not None:
+            raise RequestError("give a pair or a target file, not both")
+        return [Path(target)], [] if draft is None else [Path(draft)]
+    if draft is not None:
+        raise RequestError("a draft file needs a target file")
+    from lspec import catalogue, store
+
+    chosen = catalogue.load().pair(pair)
+    target_files, draft_files = map(store.locate, chosen.models)
+    if not (target_files and draft_files):
+        raise CatalogueError(
+            f"the pair {chosen.name} is not on this machine",
+            hint=f"`lspec pull {chosen.name}` downloads it.",
+        )
+    return target_files, draft_files
+
+
+def _can_roll_back(model: LlamaModel, role: str) -> bool:
+    """Try it; where a model cannot, decoding is plain and a notice says so."""
+    if rolls_back(model, depth=MAX_GAMMA if model.is_recurrent else 1):
+        return True
+    log.warning("the %s model cannot take back drafted tokens: decoding plainly", role)
+    return False

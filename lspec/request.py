@@ -1,0 +1,185 @@
+"""One generation: what was asked for, and the answer while it grows."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypedDict
+
+from lspec.errors import ContextOverflowError, RequestError
+from lspec.round import Round, Source
+from lspec.sampling import SamplingParams
+from lspec.stats import Stats, Tally
+from lspec.text import TextStream
+
+MAX_GAMMA = 16
+
+FinishReason = Literal["stop", "length", "interrupted"]
+
+
+class RequestOptions(TypedDict, total=False):
+    """Keyword arguments of `Engine.generate`, `stream`, `chat` and `stream_chat`.
+
+    Defaults: SamplingParams; no limit but the window; no stop strings; a random seed; the engine's
+    gamma; reuse of what the caches hold.
+    """
+
+    sampling: SamplingParams  # or its fields one by one:
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    max_tokens: int | None
+    stop: str | Sequence[str]
+    seed: int | None
+    gamma: int | None  # drafted tokens per round; 0 decodes plainly
+    reuse: bool  # False: evaluate the whole prompt, whatever the caches hold
+    should_stop: Callable[[], bool] | None  # read before every pass; True: "interrupted"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A checked request."""
+
+    prompt: Sequence[int]
+    sampling: SamplingParams
+    max_tokens: int  # what the window leaves, at most
+    stop: tuple[str, ...]
+    seed: int
+    gamma: int
+    reuse: bool
+    should_stop: Callable[[], bool]
+
+
+def check_request(
+    prompt: Sequence[int], options: RequestOptions, *, n_ctx: int, n_vocab: int, gamma: int
+) -> Request:
+    """Fill in defaults and refuse what cannot be done. Raises RequestError, ContextOverflowError.
+
+    `gamma` is the engine's own, 0 where it has no draft.
+    """
+    if not prompt:
+        raise RequestError("the prompt is empty")
+    if not all(0 <= token < n_vocab for token in prompt):
+        raise RequestError("the prompt has a token id outside the vocabulary")
+    if len(prompt) >= n_ctx:
+        raise ContextOverflowError(
+            f"the prompt has {len(prompt)} tokens and the window {n_ctx}: no room for an answer"
+        )
+    max_tokens, seed, stop = options.get("max_tokens"), options.get("seed"), options.get("stop", ())
+    if max_tokens is not None and max_tokens < 0:
+        raise RequestError(f"max_tokens must be 0 or more, not {max_tokens}")
+    asked = options.get("gamma")
+    room = n_ctx - len(prompt)
+    return Request(
+        prompt=prompt,
+        sampling=_sampling(options),
+        max_tokens=room if max_tokens is None else min(max_tokens, room),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        seed=secrets.randbits(32) if seed is None else seed,
+        gamma=gamma if asked is None else min(check_gamma(asked), gamma and MAX_GAMMA),
+        reuse=options.get("reuse", True),
+        should_stop=options.get("should_stop") or (lambda: False),
+    )
+
+
+def check_gamma(gamma: int | str) -> int:
+    """Return `gamma` if it can be used. Raises RequestError."""
+    if gamma == "auto":
+        raise RequestError(
+            "gamma 'auto' is not there yet",
+            hint=f"Give a number of drafted tokens per round, 0 to {MAX_GAMMA}.",
+        )
+    if isinstance(gamma, str) or not 0 <= gamma <= MAX_GAMMA:
+        raise RequestError(f"gamma must be between 0 and {MAX_GAMMA}, not {gamma}")
+    return gamma
+
+
+def _sampling(options: RequestOptions) -> SamplingParams:
+    """Return `options["sampling"]`, or what its fields say when they are given one by one."""
+    fields = {k: v for k, v in options.items() if k in SamplingParams.__dataclass_fields__}
+    if "sampling" not in options:
+        return SamplingParams(**fields)  # type: ignore[arg-type]
+    if fields:
+        raise RequestError(f"give `sampling` or {', '.join(fields)}, not both")
+    return options["sampling"]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished answer. `tokens` are the ids of `text`, end-of-generation token excluded."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: Stats
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one round added to a stream: pieces of text, each with the source of its token.
+
+    The last chunk brings what had been held back and the whole `completion`; its `round` is None.
+    """
+
+    pieces: tuple[tuple[str, Source], ...]
+    round: Round | None = None
+    completion: Completion | None = None
+
+    @property
+    def text(self) -> str:
+        """The text of all pieces; joined over a stream it is the completion's text."""
+        return "".join(text for text, _ in self.pieces)
+
+
+@dataclass(slots=True)
+class Answer:
+    """The tokens and the text of a request so far."""
+
+    request: Request
+    piece: Callable[[int], bytes]
+    text: TextStream = field(init=False)
+    tokens: list[int] = field(default_factory=list)
+    parts: list[str] = field(default_factory=list)
+    ended: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise RequestError for an empty stop string."""
+        self.text = TextStream(self.request.stop)
+
+    @property
+    def complete(self) -> bool:
+        """Whether an end token or a stop string has come."""
+        return self.ended or self.text.stopped
+
+    def add(self, round: Round) -> Chunk:
+        """Take a round's tokens, as far as they lie before the end."""
+        pieces: list[tuple[str, Source]] = []
+        for token, source in zip(round.tokens, round.source, strict=True):
+            if self.text.stopped or (round.ended and len(pieces) == len(round.tokens) - 1):
+                break
+            self.tokens.append(token)
+            pieces.append((self.text.push(self.piece(token)), source))
+        self.ended = round.ended
+        self.parts += (text for text, _ in pieces)
+        return Chunk(tuple(pieces), round)
+
+    def finish(self, tally: Tally) -> Chunk:
+        """Release what was held back and return the last chunk."""
+        rest = self.text.finish()
+        tokens = tuple(self.tokens[: self.text.tokens_kept])
+        reason: FinishReason = "interrupted"
+        if self.complete:
+            reason = "stop"
+        elif len(self.tokens) >= self.request.max_tokens:
+            reason = "length"
+        completion = Completion(
+            text="".join(self.parts) + rest,
+            tokens=tokens,
+            finish_reason=reason,
+            stats=tally.stats(generated_tokens=len(tokens)),
+            seed=self.request.seed,
+        )
+        return Chunk(((rest, Source.TARGET),) if rest else (), completion=completion)

@@ -1,0 +1,86 @@
+"""What a generation cost and yielded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lspec.round import Round
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Counts and seconds of one generation; ratios are None where they are undefined."""
+
+    prompt_tokens: int
+    reused_tokens: int  # of the prompt, found in the target's cache
+    generated_tokens: int  # end-of-generation token excluded
+    rounds: int  # passes of the target after the prompt
+    drafted: int
+    accepted: int
+    acceptance_rate: float | None  # alpha: accepted / (accepted + rejections)
+    accepted_fraction: float | None  # accepted / drafted
+    block_efficiency: float | None  # tau: tokens per target pass
+    prompt_s: float
+    draft_s: float  # inside the draft's passes, prompt excluded
+    target_s: float  # inside the target's passes, prompt excluded
+    total_s: float  # decoding inside the engine, prompt and consumer excluded
+    tokens_per_s: float | None  # generated_tokens / total_s
+
+    def line(self) -> str:
+        """Return the one line that is shown after an answer."""
+        parts = [f"{self.generated_tokens} tokens"]
+        if self.tokens_per_s is not None:
+            parts.append(f"{self.tokens_per_s:.1f} tok/s")
+        if self.block_efficiency is not None:
+            parts.append(f"{self.block_efficiency:.2f} per round")
+        if self.acceptance_rate is not None:
+            parts.append(f"alpha {self.acceptance_rate:.2f}")
+        return ", ".join(parts)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Adds up rounds while they happen."""
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    rejections: int = 0
+    draft_s: float = 0.0
+    target_s: float = 0.0
+    total_s: float = 0.0
+    prompt_s: float = 0.0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+
+    def add(self, round: Round) -> None:
+        """Count one round."""
+        self.rounds += 1
+        self.drafted += round.drafted
+        self.accepted += round.accepted
+        self.rejections += round.rejected
+        self.draft_s += round.draft_s
+        self.target_s += round.target_s
+
+    def stats(self, *, generated_tokens: int) -> Stats:
+        """Return the sums with their ratios."""
+        return Stats(
+            prompt_tokens=self.prompt_tokens,
+            reused_tokens=self.reused_tokens,
+            generated_tokens=generated_tokens,
+            rounds=self.rounds,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            acceptance_rate=_ratio(self.accepted, self.accepted + self.rejections),
+            accepted_fraction=_ratio(self.accepted, self.drafted),
+            block_efficiency=_ratio(generated_tokens, self.rounds),
+            prompt_s=self.prompt_s,
+            draft_s=self.draft_s,
+            target_s=self.target_s,
+            total_s=self.total_s,
+            tokens_per_s=_ratio(generated_tokens, self.total_s),
+        )
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
