@@ -6,10 +6,12 @@ Plain decoding is the same loop with a drafter that proposes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from lspec.controller import Controller
 from lspec.drafters import Drafter
+from lspec.errors import RollbackError
 from lspec.model import TokenCache
 from lspec.round import Round, Source
 from lspec.sampling import Sampler
@@ -51,8 +53,10 @@ class Decoder:
             try:
                 round = self._round(text, left)
             except BaseException:
-                self.target.truncate(len(text) - 1)
-                self.drafter.commit(())
+                # A cache that cannot go back is emptied by the next request instead.
+                with suppress(RollbackError):
+                    self.target.truncate(len(text) - 1)
+                    self.drafter.commit(())
                 raise
             text.extend(round.tokens)
             left -= len(round.tokens)

@@ -106,7 +106,8 @@ class ModelDrafter:
         """Append what the round emitted; the cache keeps what it shares with the new text."""
         known = min(len(self._text), len(self._cache.tokens))
         self._text.extend(tokens)
-        self._cache.truncate(common_prefix(self._cache.tokens, self._text, known))
+        shared = common_prefix(self._cache.tokens, self._text, known)
+        self._cache.truncate(min(shared, len(self._text) - 1))  # the last one's logits are needed
         self._sampler.accept(tokens)
 
     def _room(self) -> int:

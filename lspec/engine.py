@@ -42,12 +42,19 @@ class Engine:
         self._owner: int | None = None
         self.gamma = 0 if draft is None else gamma
         self.n_ctx = target.n_ctx
-        self.names = tuple(m.metadata("general.name") or "unnamed" for m in self._models)
+        names = " + ".join(m.metadata("general.name") or "unnamed" for m in self._models)
+        how = f"gamma {gamma}" if draft else "plain decoding"
+        self.description = f"{names}, {target.device}, {how}"
 
     def close(self) -> None:
-        """Free both models; the engine cannot be used afterwards."""
+        """Free both models, after the generation of another thread if there is one."""
+        mine = self._owner == threading.get_ident()
+        if not mine:
+            self._turn.acquire()
         for model in self._models:
             model.close()
+        if not mine:
+            self._turn.release()
 
     def __enter__(self) -> Self:
         return self
@@ -62,6 +69,7 @@ class Engine:
 
     def tokenize(self, text: str) -> list[int]:
         """Return the ids of a raw prompt; the text of a control token is read as that token."""
+        self._models[0].require_open()
         return self._vocab.tokenize(text, bos=True, special=True)
 
     def generate(
@@ -91,6 +99,7 @@ class Engine:
         self, messages: Sequence[Message], **options: Unpack[RequestOptions]
     ) -> Iterator[Chunk]:
         """Answer `messages` chunk by chunk; see `chat`. Closing the iterator ends it early."""
+        self._models[0].require_open()
         if self._render is None:
             raise RequestError(
                 "this model has no chat template",

@@ -60,11 +60,6 @@ class LoadOptions:
     n_threads: int | None = None  # None: the physical cores that this process may use
 
 
-def gpu_offload() -> bool:
-    """Return whether the installed llama-cpp-python can use a GPU that is present."""
-    return bool(lib.llama_supports_gpu_offload())
-
-
 def read_vocabulary(path: Path) -> Vocabulary:
     """Read only the vocabulary of a GGUF file. Raises ModelLoadError."""
     params = lib.llama_model_default_params()
@@ -199,8 +194,9 @@ class LlamaModel:
 
     def __init__(self, paths: Sequence[Path], options: LoadOptions) -> None:
         """Load the file, or the parts of a split one in order. Raises ModelLoadError."""
-        on_gpu = gpu_offload() and options.n_gpu_layers != 0
-        self.n_batch = _CHUNK_GPU if on_gpu else _CHUNK_CPU
+        # A build with GPU support reports it where it finds a GPU.
+        self._on_gpu = bool(lib.llama_supports_gpu_offload()) and options.n_gpu_layers != 0
+        self.n_batch = _CHUNK_GPU if self._on_gpu else _CHUNK_CPU
         self.n_past = 0
         self.max_rows = options.max_rows
         self._last_width = 0
@@ -226,6 +222,12 @@ class LlamaModel:
             batch.seq_id[i][0] = 0
 
     @property
+    def device(self) -> str:
+        """Where the model runs, in words."""
+        threads = lib.llama_n_threads(self._context)
+        return "on the GPU" if self._on_gpu else f"on the CPU with {threads} threads"
+
+    @property
     def n_ctx_train(self) -> int:
         """The longest text that the model was trained on."""
         return int(lib.llama_model_n_ctx_train(self._model))
@@ -242,11 +244,15 @@ class LlamaModel:
         raw: bytes | None = lib.llama_model_chat_template(self._model, None)
         return None if raw is None else raw.decode("utf-8", errors="replace")
 
+    def require_open(self) -> None:
+        """Raise RequestError after `close`."""
+        if not self.close.alive:
+            raise RequestError("this engine has been closed")
+
     def eval(self, tokens: Sequence[int], *, rows: int) -> FloatRows:
         """Append `tokens` in one pass; see LanguageModel.eval."""
         n = len(tokens)
-        if not self.close.alive:
-            raise RequestError("this model has been closed")
+        self.require_open()
         if not (0 < n <= self.n_batch and rows <= min(n, self.max_rows)):
             raise ValueError(f"a pass of {n} tokens and {rows} rows was not prepared for")
         self._token[:n] = tokens
@@ -267,6 +273,7 @@ class LlamaModel:
 
     def truncate(self, n_past: int) -> None:
         """Cut the cache back to `n_past` tokens; see LanguageModel.truncate."""
+        self.require_open()
         # A recurrent state is kept for the tokens of the last pass only; llama.cpp does not check.
         too_far = self.is_recurrent and 0 < n_past < self.n_past - self._last_width + 1
         if too_far or not lib.llama_memory_seq_rm(self._memory, 0, n_past, -1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,11 +44,7 @@ def load(
     Raises RequestError, CatalogueError, ModelLoadError, IncompatiblePairError.
     """
     gamma = check_gamma(gamma)
-    _check(
-        drafter,
-        exact=exact,
-        sizes={"n_ctx": n_ctx, "draft_n_ctx": draft_n_ctx, "n_threads": n_threads},
-    )
+    _check(drafter, exact=exact, n_ctx=n_ctx, draft_n_ctx=draft_n_ctx, n_threads=n_threads)
     target_files, draft_files = _files(pair, target, draft)
     if drafter == "model" and not draft_files:
         raise RequestError("drafter 'model' needs a draft model", hint="Name one with --draft.")
@@ -82,7 +79,7 @@ def _check(drafter: str, *, exact: bool, **sizes: int | None) -> None:
 
 def _files(
     pair: str | None, target: str | Path | None, draft: str | Path | None
-) -> tuple[list[Path], list[Path]]:
+) -> tuple[Sequence[Path], Sequence[Path]]:
     """Return the files of target and draft; the latter may be none."""
     if target is not None:
         if pair is not None:

@@ -120,21 +120,22 @@ def common_prefix(a: Sequence[int], b: Sequence[int], start: int = 0) -> int:
 def rolls_back(model: LanguageModel, *, depth: int) -> bool:
     """Try whether `model` forgets `depth` tokens as if it had never seen them; leaves it empty.
 
-    The logits after a prefix and one more token must be the same with and without a detour.
+    As in a round, they are the end of a pass of `depth` + 1 tokens. The logits after what is left
+    and one more token must be the same as without them.
     """
-    prefix, detour, last = [1, 2], [3] * depth, [4]
+    prefix, kept, detour, last = [1, 2], [3], [4] * depth, [5]
 
     def logits(*passes: list[int]) -> FloatRows:
         model.truncate(0)
         for tokens in passes:
             model.eval(tokens, rows=0)
-            model.truncate(min(model.n_past, len(prefix)))
+        model.truncate(len(prefix + kept))
         return model.eval(last, rows=1).copy()
 
     try:
-        fresh, returned = logits(prefix), logits(prefix, detour)
-        model.truncate(0)
+        fresh, returned = logits(prefix, kept), logits(prefix, kept + detour)
     except RollbackError:
-        model.truncate(0)
         return False
+    finally:
+        model.truncate(0)
     return bool(np.abs(fresh - returned).max() <= 1e-2 * np.ptp(fresh))

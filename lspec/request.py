@@ -59,6 +59,8 @@ def check_request(
 
     `gamma` is the engine's own, 0 where it has no draft.
     """
+    if unknown := options.keys() - RequestOptions.__annotations__.keys():
+        raise TypeError(f"unknown option {min(unknown)!r}")
     if not prompt:
         raise RequestError("the prompt is empty")
     if not all(0 <= token < n_vocab for token in prompt):

@@ -1,0 +1,51 @@
+"""`lspec chat`: one answer, or a conversation at a terminal."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import click
+
+from lspec.cli.answer import answer_once, on_terminal, read_prompt
+from lspec.cli.loading import load
+from lspec.cli.options import MODEL_OPTIONS, OUTPUT_OPTIONS, SAMPLING_OPTIONS, add, split
+from lspec.cli.output import note
+
+
+@click.command()
+@add(MODEL_OPTIONS, OUTPUT_OPTIONS, SAMPLING_OPTIONS)
+@click.option("--system", envvar="LSPEC_SYSTEM", help="The system message.")
+def chat(**params: Any) -> int:
+    """Chat with a pair.
+
+    At a terminal, without -p, it is a conversation. Otherwise it answers once: what is piped in,
+    what -p says, or both.
+    """
+    conversation = params["prompt"] is None and not params["as_json"] and on_terminal()
+    prompt = None if conversation else read_prompt(params["prompt"])
+    if not conversation and not prompt:
+        raise click.UsageError("There is nothing to answer: give -p TEXT, or pipe it in.")
+    models, sampling = split()
+    with load(models) as engine:
+        if prompt:
+            messages = [{"role": "user", "content": prompt}]
+            if params["system"]:
+                messages.insert(0, {"role": "system", "content": params["system"]})
+            return answer_once(
+                partial(engine.stream_chat, messages, **sampling),
+                as_json=params["as_json"],
+                stats=params["stats"],
+                colour=params["show_drafts"],
+            )
+        from lspec.cli.session import Session
+        from lspec.cli.terminal import Terminal, converse
+        from lspec.paths import config_dir
+
+        screen = Terminal(stats=params["stats"] is not False)
+        session = Session(engine, screen, options=sampling, system=params["system"])
+        session.show_drafts = params["show_drafts"]
+        note(engine.description)
+        note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.")
+        converse(session, history=config_dir() / "history")
+    return 0

@@ -1,0 +1,27 @@
+"""Loading for a command: pulls what is missing, shows notices."""
+
+from __future__ import annotations
+
+import logging
+
+import lspec
+from lspec.cli.options import ModelChoice
+from lspec.cli.output import note
+
+
+class _Notices(logging.Handler):
+    """Shows what the library has to say as remarks on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one record."""
+        note(f"note: {record.getMessage()}")
+
+
+def load(models: ModelChoice) -> lspec.Engine:
+    """Load the chosen models; a pair of the catalogue is pulled first where it is missing."""
+    logging.getLogger("lspec").handlers = [_Notices()]
+    if "target" not in models.load and "draft" not in models.load:
+        from lspec.cli.models import pull_missing
+
+        pull_missing(models.pair)
+    return lspec.load(models.pair, **models.load)

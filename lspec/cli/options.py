@@ -1,0 +1,126 @@
+"""Options that several commands share, each with one environment variable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from lspec.sampling import SamplingParams
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+class Gamma(click.ParamType[int | str]):
+    """A number of drafted tokens, or "auto"."""
+
+    name = "N|auto"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | str:
+        """Return an int or "auto"."""
+        try:
+            return "auto" if value == "auto" else int(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither a number nor 'auto'.", param, ctx)
+
+
+def _option(*names: str, **kwargs: Any) -> Callable[[Command], Command]:
+    """Make an option whose environment variable is LSPEC_ and its long name."""
+    long = next(name for name in names if name.startswith("--")).split("/")[0]
+    envvar = "LSPEC_" + long.removeprefix("--").replace("-", "_").upper()
+    return click.option(*names, envvar=envvar, **kwargs)
+
+
+MODEL_OPTIONS = (
+    click.argument("pair", required=False, envvar="LSPEC_PAIR"),
+    _option("--target", type=FILE, help="A GGUF file as the target, instead of PAIR."),
+    _option("--draft", type=FILE, help="A GGUF file as its draft."),
+    _option("--gamma", type=Gamma(), help="Drafted tokens per round, 0 to 16 (default 4)."),
+    _option(
+        "--drafter",
+        type=click.Choice(["auto", "model", "ngram", "none"]),
+        default="auto",
+        show_default=True,
+        help="Who drafts; none: plain decoding.",
+    ),
+    _option("--exact", is_flag=True, help="Text equal to plain decoding, token for token."),
+    _option("--ctx", type=click.IntRange(1), help="Window in tokens (default 4096)."),
+    _option("--threads", type=click.IntRange(1), help="CPU threads (default: physical cores)."),
+    _option("--gpu-layers", type=int, help="Layers of each model on the GPU (default: all)."),
+    _option("--chat-template", type=FILE, help="A Jinja2 file to use instead of the model's own."),
+)
+
+SAMPLING_OPTIONS = (
+    _option("--temperature", type=float, help="0 is greedy (default 0.8)."),
+    _option("--top-k", type=int, help="Keep the k likeliest tokens; 0 is off (default 40)."),
+    _option("--top-p", type=float, help="Keep the likeliest up to this sum (default 0.95)."),
+    _option("--min-p", type=float, help="Keep what has this part of the best (default 0.05)."),
+    _option("--max-tokens", type=int, help="Stop after so many tokens (default: the window)."),
+    _option("--seed", type=int, help="Same seed, same text (default: random)."),
+    _option("--stop", multiple=True, help="End before this text; can be given several times."),
+)
+
+OUTPUT_OPTIONS = (
+    click.option("-p", "--prompt", help="The text to answer; piped input comes before it."),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end."),
+    click.option(
+        "--stats/--no-stats",
+        default=None,
+        help="A line of statistics on stderr (default: on a terminal).",
+    ),
+    click.option("--show-drafts", is_flag=True, help="Colour the tokens that were drafted."),
+)
+
+
+def add(*groups: tuple[Callable[[Any], Any], ...]) -> Callable[[Command], Command]:
+    """Return a decorator that adds the options of `groups` in their order."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed([option for group in groups for option in group]):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """What the model options say; None leaves the default to `lspec.load`."""
+
+    pair: str | None
+    load: dict[str, Any]
+
+
+def split() -> tuple[ModelChoice, dict[str, Any]]:
+    """Take the command's parameters apart: how to load, how to sample; only what was given."""
+    ctx = click.get_current_context()
+    given = {k: v for k, v in ctx.params.items() if v is not None}
+    renamed = {"ctx": "n_ctx", "threads": "n_threads", "gpu_layers": "n_gpu_layers"}
+    loading = ("target", "draft", "gamma", "drafter", "exact", "ctx", "threads", "gpu_layers")
+    load = {renamed.get(k, k): given[k] for k in loading if k in given}
+    if "chat_template" in given:
+        load["chat_template"] = _read(given["chat_template"])
+    pair = given.get("pair")
+    if "target" in load and ctx.get_parameter_source("pair") == ParameterSource.ENVIRONMENT:
+        pair = None  # what is typed outranks the environment
+    options: dict[str, Any] = {
+        k: given[k] for k in ("max_tokens", "seed", "stop") if given.get(k) not in (None, ())
+    }
+    fields = SamplingParams.__dataclass_fields__
+    options["sampling"] = SamplingParams(**{k: given[k] for k in fields if k in given})
+    return ModelChoice(pair, load), options
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"cannot read {path}: {error}") from None

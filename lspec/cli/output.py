@@ -1,0 +1,72 @@
+"""What goes to stderr, and how an error becomes a sentence, a hint and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from lspec import errors
+
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+# Subclass before class: the first row that fits gives the exit code and, where the error
+# brings no hint of its own, the hint.
+TABLE: tuple[tuple[type[errors.LspecError], int, str], ...] = (
+    (errors.RequestError, EXIT_USAGE, ""),
+    (errors.CatalogueError, EXIT_FAILED, "`lspec ls` lists the pairs."),
+    (errors.DownloadError, EXIT_FAILED, "Run the same command again: what is verified is kept."),
+    (errors.IncompatiblePairError, EXIT_FAILED, "Use a draft of the same model family."),
+    (errors.ModelLoadError, EXIT_FAILED, ""),
+    (errors.ContextOverflowError, EXIT_FAILED, "Shorten the prompt or raise --ctx."),
+    (errors.LspecError, EXIT_FAILED, ""),
+)
+
+
+def style(text: str, **styles: Any) -> str:
+    """Return `text` styled for stderr, or plain where NO_COLOR is set or it is no terminal."""
+    if os.environ.get("NO_COLOR") or not sys.stderr.isatty():
+        return text
+    return click.style(text, **styles)
+
+
+def note(text: str) -> None:
+    """Print one line on stderr, dim on a terminal."""
+    click.echo(style(text, dim=True), err=True)
+
+
+def report(error: errors.LspecError) -> int:
+    """Print the sentence and the hint of `error` on stderr; return the exit code."""
+    code, hint = next((code, hint) for kind, code, hint in TABLE if isinstance(error, kind))
+    click.echo(f"{style('error:', fg='red', bold=True)} {error}", err=True)
+    if text := error.hint or hint:
+        click.echo(text, err=True)
+    return code
+
+
+def run_reporting_errors(command: Callable[..., Any]) -> None:
+    """Run a click command; every failure leaves as a sentence and an exit code.
+
+    With LSPEC_DEBUG=1 an LspecError shows its traceback as well.
+    """
+    try:
+        result = command(standalone_mode=False)
+        code = result if isinstance(result, int) else 0
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        code = EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader went away (`| head`): point stdout at nothing so that the exit is quiet too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except errors.LspecError as error:
+        if os.environ.get("LSPEC_DEBUG"):
+            raise
+        code = report(error)
+    sys.exit(code)

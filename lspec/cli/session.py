@@ -1,0 +1,223 @@
+"""A conversation: its messages and settings, and the commands that begin with a slash.
+
+It talks through a `Screen`, so that whole sessions can be tested as transcripts.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Protocol
+
+from lspec.engine import Engine
+from lspec.errors import LspecError, RequestError
+from lspec.request import Chunk, Completion, check_gamma
+from lspec.sampling import SamplingParams
+
+HELP = """\
+/help              this list
+/clear             forget the conversation; the system message stays
+/retry             another answer to the last message
+/edit              change the last message in an editor and ask again
+/system TEXT       set the system message; without TEXT remove it
+/set NAME VALUE    temperature, top-k, top-p, min-p, max-tokens, seed, gamma; alone: show them
+/stats             what the last answer cost
+/drafts            colour drafted tokens, or stop it
+/save FILE         write the conversation to a file
+/load FILE         continue one from a file
+/bye               leave (or Ctrl-D)
+//text             a message that begins with a slash
+\"\"\"                begins and ends a message of several lines"""
+
+
+class Screen(Protocol):
+    """Where a session writes: the answer on one side, everything else on the other."""
+
+    def play(self, start: Callable[..., Iterator[Chunk]], *, colour: bool) -> Completion:
+        """Show the stream that `start(should_stop=...)` returns, and return the whole."""
+
+    def note(self, text: str) -> None:
+        """Show a remark."""
+
+    def error(self, error: LspecError) -> None:
+        """Show what went wrong and what to do."""
+
+    def edit(self, text: str) -> str | None:
+        """Let the user change `text`; None if he leaves it as it is."""
+
+
+class Session:
+    """The state of a chat and what each line of input does to it."""
+
+    def __init__(
+        self, engine: Engine, screen: Screen, *, options: dict[str, Any], system: str | None
+    ) -> None:
+        self._engine = engine
+        self._screen = screen
+        self._system = system
+        self._turns: list[dict[str, str]] = []  # user and assistant messages
+        self._asked: str | None = None  # the last message, for /retry and /edit
+        self._done: Completion | None = None
+        self._options = dict(options)
+        self._sampling: SamplingParams = self._options.pop("sampling", SamplingParams())
+        self.show_drafts = False
+
+    def handle(self, line: str) -> bool:
+        """Do what `line` says; return False if it says goodbye."""
+        try:
+            if line.startswith("/") and not line.startswith("//"):
+                return self._command(*_words(line))
+            if text := line.removeprefix("/").strip() if line.startswith("//") else line.strip():
+                self._ask(text)
+        except LspecError as error:
+            self._screen.error(error)
+        return True
+
+    def _ask(self, text: str, *, seed: int | None = None) -> None:
+        """Answer `text` after the conversation so far; what came of it joins the history."""
+        self._asked = text
+        messages = [*self._messages(), {"role": "user", "content": text}]
+        options: dict[str, Any] = {**self._options, "sampling": self._sampling}
+        if seed is not None:
+            options["seed"] = seed
+
+        def start(**more: Any) -> Iterator[Chunk]:
+            return self._engine.stream_chat(messages, **options, **more)
+
+        done = self._screen.play(start, colour=self.show_drafts)
+        self._done = done
+        if done.text:
+            self._turns += [messages[-1], {"role": "assistant", "content": done.text}]
+        if done.finish_reason == "length" and "max_tokens" not in self._options:
+            self._screen.note("the window is full: /clear starts a new conversation")
+
+    def _messages(self) -> list[dict[str, str]]:
+        system = [{"role": "system", "content": self._system}] if self._system else []
+        return [*system, *self._turns]
+
+    def _command(self, name: str, rest: str) -> bool:
+        if name == "bye":
+            return False
+        command = getattr(self, f"_do_{name}", None)
+        if command is None:
+            known = [n.removeprefix("_do_") for n in dir(self) if n.startswith("_do_")]
+            close = get_close_matches(name, [*known, "bye"], n=1)
+            hint = f"Did you mean /{close[0]}?" if close else "/help lists the commands."
+            raise RequestError(f"there is no command /{name}", hint=hint)
+        command(rest)
+        return True
+
+    def _do_help(self, _: str) -> None:
+        self._screen.note(HELP)
+
+    def _do_clear(self, _: str) -> None:
+        self._turns.clear()
+        self._asked = None
+        self._screen.note("forgotten")
+
+    def _do_retry(self, _: str) -> None:
+        asked = self._last_asked()
+        self._take_back()
+        seed = secrets.randbits(32) if self._done is None else self._done.seed + 1
+        self._ask(asked, seed=seed)
+
+    def _do_edit(self, _: str) -> None:
+        changed = self._screen.edit(self._last_asked())
+        if changed is None or not changed.strip():
+            self._screen.note("unchanged")
+            return
+        self._take_back()
+        self._ask(changed.strip())
+
+    def _last_asked(self) -> str:
+        if self._asked is None:
+            raise RequestError("there is no message yet")
+        return self._asked
+
+    def _take_back(self) -> None:
+        """Remove the last exchange, unless its answer was empty and it never joined the history."""
+        if self._turns and self._turns[-2]["content"] == self._asked:
+            del self._turns[-2:]
+
+    def _do_system(self, text: str) -> None:
+        self._system = text or None
+        self._screen.note("system message set" if text else "no system message")
+
+    def _do_set(self, rest: str) -> None:
+        name, _, value = rest.partition(" ")
+        name = name.replace("-", "_")
+        if not name:
+            self._show_settings()
+        elif name in SamplingParams.__dataclass_fields__:
+            kind = int if name == "top_k" else float
+            self._sampling = replace(self._sampling, **{name: _number(value, kind)})
+        elif name in ("max_tokens", "seed"):
+            self._options[name] = _number(value, int)
+        elif name == "gamma":
+            self._options[name] = check_gamma(value if value == "auto" else _number(value, int))
+        else:
+            raise RequestError(f"there is no setting {name!r}", hint="/set lists them.")
+
+    def _show_settings(self) -> None:
+        settings = {**asdict(self._sampling), "gamma": self._engine.gamma, **self._options}
+        for name, value in settings.items():
+            self._screen.note(f"{name.replace('_', '-')} {value}")
+
+    def _do_stats(self, _: str) -> None:
+        if self._done is None:
+            raise RequestError("there is no answer yet")
+        for name, value in asdict(self._done.stats).items():
+            shown = f"{value:.3f}" if isinstance(value, float) else value
+            self._screen.note(f"{name} {'-' if value is None else shown}")
+
+    def _do_drafts(self, _: str) -> None:
+        self.show_drafts = not self.show_drafts
+        self._screen.note(f"drafted tokens are {'' if self.show_drafts else 'not '}coloured")
+
+    def _do_save(self, name: str) -> None:
+        text = json.dumps({"messages": self._messages()}, ensure_ascii=False, indent=2)
+        path = _path(name)
+        new = path.with_name(path.name + ".new")
+        try:
+            new.write_text(text + "\n", encoding="utf-8")
+            new.replace(path)
+        except OSError as error:
+            raise RequestError(f"cannot write {path}: {error.strerror}") from None
+        self._screen.note(f"saved {len(self._turns)} messages")
+
+    def _do_load(self, name: str) -> None:
+        path = _path(name)
+        try:
+            messages = json.loads(path.read_text(encoding="utf-8"))["messages"]
+            turns = [{k: str(m[k]) for k in ("role", "content")} for m in messages]
+        except OSError as error:
+            raise RequestError(f"cannot read {path}: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError):
+            raise RequestError(f"{path} is not a saved conversation") from None
+        self._system = turns.pop(0)["content"] if turns and turns[0]["role"] == "system" else None
+        self._turns = turns
+        asked = [m["content"] for m in turns if m["role"] == "user"]
+        self._asked = asked[-1] if asked else None
+        self._screen.note(f"loaded {len(turns)} messages")
+
+
+def _words(line: str) -> tuple[str, str]:
+    name, _, rest = line[1:].strip().partition(" ")
+    return name, rest.strip()
+
+
+def _number(text: str, kind: type[Any]) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        raise RequestError(f"{text!r} is not a number") from None
+
+
+def _path(name: str) -> Path:
+    if not name:
+        raise RequestError("a file name is missing")
+    return Path(name).expanduser()

@@ -1,0 +1,208 @@
+"""The command line from outside: what goes where, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny
+
+ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("LSPEC_")}
+
+
+def run(
+    *args: str, text: str = "", env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "lspec", *args],
+        input=text,
+        capture_output=True,
+        text=True,
+        env={**ENVIRONMENT, **(env or {})},
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+def pair(chat_model: Path, chat_draft: Path) -> list[str]:
+    return ["--target", str(chat_model), "--draft", str(chat_draft)]
+
+
+KEYS = [
+    "prompt_tokens",
+    "reused_tokens",
+    "generated_tokens",
+    "rounds",
+    "drafted",
+    "accepted",
+    "acceptance_rate",
+    "accepted_fraction",
+    "block_efficiency",
+    "prompt_s",
+    "draft_s",
+    "target_s",
+    "total_s",
+    "tokens_per_s",
+]
+
+
+def test_json_is_one_object_with_the_documented_keys(pair: list[str]) -> None:
+    done = run("generate", *pair, "--json", "-p", "Hello", "--temperature", "0", "--max-tokens=20")
+    result = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(result) == ["text", "tokens", "finish_reason", "stats"]
+    assert list(result["stats"]) == KEYS
+    assert result["stats"]["rounds"] < result["stats"]["generated_tokens"]
+
+
+def test_ratios_without_a_denominator_are_null(pair: list[str]) -> None:
+    done = run("generate", *pair, "--json", "-p", "Hello", "--max-tokens", "0")
+    stats = json.loads(done.stdout)["stats"]
+    assert stats["acceptance_rate"] is stats["block_efficiency"] is None
+
+
+def test_text_goes_to_stdout_and_nothing_else_anywhere_when_piped(pair: list[str]) -> None:
+    options = ["--temperature", "0", "--max-tokens", "20"]
+    plain = run("generate", *pair, *options, "--drafter", "none", text="Hello")
+    done = run("generate", *pair, *options, text="Hello")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == plain.stdout
+    assert done.stdout.strip()
+
+
+def test_statistics_line_is_on_stderr_when_asked_for(pair: list[str]) -> None:
+    done = run("chat", *pair, "--stats", "-p", "Hello", "--max-tokens", "20", "--seed", "1")
+    assert done.returncode == 0
+    assert " tokens, " in done.stderr
+    assert "per round" in done.stderr
+
+
+def test_piped_input_comes_before_the_prompt(pair: list[str]) -> None:
+    greedy = ["--temperature", "0", "--max-tokens", "10", "--json"]
+    joined = run("generate", *pair, *greedy, "-p", "one\ntwo")
+    piped = run("generate", *pair, *greedy, "-p", "two", text="one\n")
+    assert json.loads(piped.stdout)["tokens"] == json.loads(joined.stdout)["tokens"]
+
+
+def test_settings_come_from_the_environment_and_options_outrank_them(pair: list[str]) -> None:
+    args = ["generate", *pair, "--json", "-p", "Hello", "--max-tokens", "20", "--seed", "1"]
+    off = run(*args, env={"LSPEC_GAMMA": "0"})
+    on = run(*args, "--gamma", "2", env={"LSPEC_GAMMA": "0"})
+    assert json.loads(off.stdout)["stats"]["drafted"] == 0
+    assert json.loads(on.stdout)["stats"]["drafted"] > 0
+
+
+def test_typed_target_outranks_a_pair_in_the_environment(pair: list[str]) -> None:
+    done = run("generate", *pair, "-p", "x", "--max-tokens", "1", env={"LSPEC_PAIR": "other"})
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--gamma", "auto"], "auto"),
+        (["--gamma", "many"], "neither a number"),
+        (["--gamma", "17"], "gamma"),
+        (["--gamma", "-1"], "gamma"),
+        (["--drafter", "ngram"], "ngram"),
+        (["--drafter", "oracle"], "oracle"),
+        (["--exact"], "exact"),
+        (["--temperature", "-1"], "temperature"),
+        (["--top-p", "2"], "top_p"),
+        (["--max-tokens", "-5"], "max_tokens"),
+        (["--ctx", "0"], "--ctx"),
+        (["--threads", "-2"], "--threads"),
+        (["--stop", ""], "stop"),
+        (["a-pair"], "not both"),
+        (["--chat-template", "/no/such"], "/no/such"),
+        (["--nonsense"], "--nonsense"),
+    ],
+)
+def test_wrong_usage_is_one_sentence_and_exit_code_2(
+    pair: list[str], args: list[str], message: str
+) -> None:
+    done = run("chat", *pair, "-p", "Hello", *args)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_no_prompt_at_all_is_wrong_usage(pair: list[str]) -> None:
+    assert run("generate", *pair).returncode == 2
+    assert run("chat", *pair).returncode == 2
+
+
+def test_broken_files_end_with_a_sentence_and_exit_code_1(tmp_path: Path) -> None:
+    files = {
+        "truncated": tiny.write_truncated(tmp_path / "truncated.gguf"),
+        "empty": tiny.write_empty(tmp_path / "empty.gguf"),
+        "text": tiny.write_web_page(tmp_path / "text.gguf"),
+        "projector": tiny.write_projector(tmp_path / "projector.gguf"),
+        "folder": tmp_path,
+        "missing": tmp_path / "missing.gguf",
+    }
+    for kind, path in files.items():
+        done = run("generate", "--target", str(path), "--drafter", "none", "-p", "Hello")
+        assert done.returncode in (1, 2), (kind, done)
+        assert str(path) in done.stderr, kind
+        assert "Traceback" not in done.stderr, kind
+        assert len(done.stderr.splitlines()) <= 4, done.stderr
+
+
+def test_long_prompt_names_both_numbers(pair: list[str]) -> None:
+    done = run("generate", *pair, "--ctx", "64", text="x" * 100)
+    assert done.returncode == 1
+    assert "100 tokens" in done.stderr
+    assert "64" in done.stderr
+
+
+def test_mismatched_pair_is_refused_before_any_text(tmp_path: Path, chat_model: Path) -> None:
+    draft = tiny.write_chat_model(tmp_path / "other.gguf", merged="th")
+    done = run("chat", "--target", str(chat_model), "--draft", str(draft), "-p", "Hello")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "token 256 is 'he' in the target and 'th' in the draft" in done.stderr
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing.gguf")
+    done = run("generate", "--target", missing, "-p", "x", env={"LSPEC_DEBUG": "1"})
+    assert "Traceback" in done.stderr
+
+
+def test_reader_that_goes_away_ends_it_quietly(pair: list[str]) -> None:
+    command = [sys.executable, "-m", "lspec", "generate", *pair, "-p", "x", "--seed", "1"]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
+def test_unknown_command_suggests_one() -> None:
+    done = run("generat")
+    assert done.returncode == 2
+    assert "'generate'" in done.stderr
+
+
+def test_every_command_is_in_the_help_and_has_its_own() -> None:
+    from lspec.cli import COMMANDS
+
+    listed = run("--help").stdout
+    for name in COMMANDS:
+        assert f"  {name} " in listed
+        assert run(name, "--help").returncode == 0
+
+
+def test_version() -> None:
+    import lspec
+
+    assert lspec.__version__ in run("--version").stdout

@@ -1,0 +1,266 @@
+"""Whole chat sessions as transcripts: `>>>` is what is typed, `!` a remark, `?` an error."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lspec.cli.session import Session
+from lspec.errors import ContextOverflowError, LspecError
+from lspec.request import Chunk, Completion
+from lspec.round import Source
+from lspec.stats import Tally
+
+
+class ScriptedEngine:
+    """Gives prepared answers in turn and remembers what it was asked."""
+
+    gamma = 4
+
+    def __init__(self, *answers: str | LspecError) -> None:
+        self.answers = list(answers)
+        self.asked: list[list[dict[str, str]]] = []
+        self.options: list[dict[str, Any]] = []
+
+    def stream_chat(self, messages: list[dict[str, str]], **options: Any) -> Iterator[Chunk]:
+        self.asked.append(messages)
+        self.options.append(options)
+        answer = self.answers.pop(0)
+        if isinstance(answer, LspecError):
+            raise answer
+        cut = answer.endswith("^C")
+        text = answer.removesuffix("^C")
+        completion = Completion(
+            text=text,
+            tokens=tuple(range(len(text))),
+            finish_reason="interrupted" if cut else "stop",
+            stats=Tally(rounds=2, prompt_tokens=5).stats(generated_tokens=len(text)),
+            seed=options.get("seed", 100),
+        )
+        yield Chunk(((text, Source.TARGET),), completion=completion)
+
+
+class Paper:
+    """A screen that writes a transcript."""
+
+    def __init__(self, edited: str | None = None) -> None:
+        self.lines: list[str] = []
+        self.edited = edited
+        self.colours: list[bool] = []
+
+    def play(self, start: Callable[..., Iterator[Chunk]], *, colour: bool) -> Completion:
+        *_, last = start(should_stop=lambda: False)
+        assert last.completion is not None
+        self.colours.append(colour)
+        self.lines.append(last.completion.text)
+        return last.completion
+
+    def note(self, text: str) -> None:
+        self.lines += [f"! {line}" for line in text.splitlines()]
+
+    def error(self, error: LspecError) -> None:
+        self.lines.append(f"? {error}{' / ' if error.hint else ''}{error.hint}")
+
+    def edit(self, text: str) -> str | None:
+        self.lines.append(f"! editing {text!r}")
+        return self.edited
+
+
+def check(
+    engine: ScriptedEngine, transcript: str, *, edited: str | None = None, **options: Any
+) -> Session:
+    """Type the lines of `transcript` that begin with >>>; the rest must be what appears."""
+    expected = textwrap.dedent(transcript).strip().splitlines()
+    screen = Paper(edited)
+    session = Session(engine, screen, options=options, system=None)  # type: ignore[arg-type]
+    said_goodbye = False
+    for line in expected:
+        if line.startswith(">>> "):
+            assert not said_goodbye
+            screen.lines.append(line)
+            said_goodbye = not session.handle(line.removeprefix(">>> "))
+    assert "\n".join(screen.lines) == "\n".join(expected)
+    return session
+
+
+def contents(messages: list[dict[str, str]]) -> list[str]:
+    return [m["content"] for m in messages]
+
+
+def test_conversation_carries_its_history() -> None:
+    engine = ScriptedEngine("Hello.", "Fine.")
+    check(
+        engine,
+        """
+        >>> Hi
+        Hello.
+        >>> How are you?
+        Fine.
+        >>> /bye
+        """,
+    )
+    assert contents(engine.asked[1]) == ["Hi", "Hello.", "How are you?"]
+
+
+def test_interrupted_answer_stays_in_the_history_but_an_empty_one_does_not() -> None:
+    engine = ScriptedEngine("Once upon^C", "^C", "Three.")
+    session = check(engine, ">>> Tell\nOnce upon\n>>> More\n\n>>> Count\nThree.")
+    assert contents(engine.asked[2]) == ["Tell", "Once upon", "Count"]
+    assert session.handle("/bye") is False
+
+
+def test_retry_takes_the_answer_back_and_another_seed() -> None:
+    engine = ScriptedEngine("One.", "Two.", "Three.")
+    check(engine, ">>> Say\nOne.\n>>> /retry\nTwo.\n>>> /retry\nThree.", seed=7)
+    assert [o["seed"] for o in engine.options] == [7, 8, 9]
+    assert all(contents(asked) == ["Say"] for asked in engine.asked)
+
+
+def test_retry_asks_again_what_was_interrupted_before_its_first_word() -> None:
+    engine = ScriptedEngine("A.", "^C", "B.")
+    check(engine, ">>> one\nA.\n>>> two\n\n>>> /retry\nB.")
+    assert contents(engine.asked[2]) == ["one", "A.", "two"]
+
+
+def test_edit_replaces_the_last_message() -> None:
+    engine = ScriptedEngine("A.", "B.")
+    check(engine, ">>> helo\nA.\n>>> /edit\n! editing 'helo'\nB.", edited="hello\n")
+    assert contents(engine.asked[1]) == ["hello"]
+
+
+def test_edit_that_is_not_saved_changes_nothing() -> None:
+    engine = ScriptedEngine("A.", "B.")
+    check(engine, ">>> x\nA.\n>>> /edit\n! editing 'x'\n! unchanged\n>>> y\nB.")
+    assert contents(engine.asked[1]) == ["x", "A.", "y"]
+
+
+def test_clear_forgets_the_turns_and_keeps_the_system_message() -> None:
+    engine = ScriptedEngine("A.", "B.")
+    check(
+        engine,
+        """
+        >>> /system Be brief.
+        ! system message set
+        >>> one
+        A.
+        >>> /clear
+        ! forgotten
+        >>> two
+        B.
+        >>> /system
+        ! no system message
+        """,
+    )
+    assert contents(engine.asked[1]) == ["Be brief.", "two"]
+
+
+def test_settings_reach_the_engine() -> None:
+    engine = ScriptedEngine("A.")
+    check(
+        engine,
+        """
+        >>> /set temperature 0
+        >>> /set top-k 5
+        >>> /set gamma 2
+        >>> /set max-tokens 9
+        >>> /set
+        ! temperature 0.0
+        ! top-k 5
+        ! top-p 0.95
+        ! min-p 0.05
+        ! gamma 2
+        ! max-tokens 9
+        >>> x
+        A.
+        """,
+    )
+    options = engine.options[0]
+    assert (options["sampling"].temperature, options["sampling"].top_k) == (0, 5)
+    assert (options["gamma"], options["max_tokens"]) == (2, 9)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/retyr", "there is no command /retyr / Did you mean /retry?"),
+        ("/xyz", "there is no command /xyz / /help lists the commands."),
+        ("/retry", "there is no message yet"),
+        ("/edit", "there is no message yet"),
+        ("/stats", "there is no answer yet"),
+        ("/set colour red", "there is no setting 'colour' / /set lists them."),
+        ("/set temperature hot", "'hot' is not a number"),
+        ("/set temperature -1", "temperature must be 0 or more, not -1.0"),
+        ("/set gamma 99", "gamma must be between 0 and 16, not 99"),
+        ("/save", "a file name is missing"),
+        ("/load /no/such/file", "cannot read /no/such/file: No such file or directory"),
+        ("/save /no/such/file", "cannot write /no/such/file: No such file or directory"),
+    ],
+)
+def test_wrong_command_is_an_error_and_never_sent_to_the_model(line: str, message: str) -> None:
+    engine = ScriptedEngine()
+    check(engine, f">>> {line}\n? {message}")
+    assert not engine.asked
+
+
+def test_double_slash_sends_a_slash_and_an_empty_line_nothing() -> None:
+    engine = ScriptedEngine("A.")
+    session = check(engine, ">>> //etc is a folder\nA.")
+    assert session.handle("   ") is True
+    assert contents(engine.asked[0]) == ["/etc is a folder"]
+
+
+def test_error_of_the_engine_keeps_the_session_and_its_history() -> None:
+    engine = ScriptedEngine("A.", ContextOverflowError("too long"), "B.")
+    check(engine, ">>> one\nA.\n>>> two\n? too long\n>>> three\nB.")
+    assert contents(engine.asked[2]) == ["one", "A.", "three"]
+
+
+def test_stats_and_drafts() -> None:
+    engine = ScriptedEngine("Abc.", "D.")
+    session = check(engine, ">>> x\nAbc.\n>>> /drafts\n! drafted tokens are coloured\n>>> y\nD.")
+    screen = session._screen
+    assert isinstance(screen, Paper)
+    assert screen.colours == [False, True]
+    session.handle("/stats")
+    assert "! block_efficiency 1.000" in screen.lines
+    assert "! acceptance_rate -" in screen.lines
+
+
+def test_saved_conversation_can_be_loaded_and_continued(tmp_path: Path) -> None:
+    file = tmp_path / "talk.json"
+    engine = ScriptedEngine("A.", "B.")
+    check(
+        engine,
+        f">>> /system S\n! system message set\n>>> one\nA.\n>>> /save {file}\n! saved 2 messages",
+    )
+    check(engine, f">>> /load {file}\n! loaded 2 messages\n>>> two\nB.")
+    assert contents(engine.asked[1]) == ["S", "one", "A.", "two"]
+    assert [p.name for p in tmp_path.iterdir()] == ["talk.json"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"messages": [{"role": "user"}]}', "\ufffd"])
+def test_file_that_is_no_conversation_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "talk.json"
+    file.write_text(text)
+    check(ScriptedEngine(), f">>> /load {file}\n? {file} is not a saved conversation")
+
+
+def test_help_names_every_command() -> None:
+    session = check(ScriptedEngine(), ">>> /drafts\n! drafted tokens are coloured")
+    session.handle("/help")
+    screen = session._screen
+    assert isinstance(screen, Paper)
+    for name in dir(Session):
+        if name.startswith("_do_"):
+            assert any(f"! /{name.removeprefix('_do_')}" in line for line in screen.lines)
+
+
+def test_saved_file_is_plain_json(tmp_path: Path) -> None:
+    file = tmp_path / "talk.json"
+    check(ScriptedEngine("Ä."), f">>> ü\nÄ.\n>>> /save {file}\n! saved 2 messages")
+    assert json.loads(file.read_text(encoding="utf-8"))["messages"][1]["content"] == "Ä."
