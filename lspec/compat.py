@@ -35,7 +35,7 @@ def require_match(target: Vocabulary, draft: Vocabulary) -> None:
         raise _mismatch(f"the target has {target.size} tokens, the draft {draft.size}")
     for name, a_id, b_id in (("BOS", target.bos, draft.bos), ("EOS", target.eos, draft.eos)):
         if a_id != b_id:
-            raise _mismatch(f"the target puts {_id(a_id)} {name} token, the draft {_id(b_id)}")
+            raise _mismatch(f"the target adds {_id(a_id)} as {name} token, the draft {_id(b_id)}")
 
 
 def _mismatch(difference: str) -> IncompatiblePairError:
@@ -47,4 +47,4 @@ def _show(text: bytes) -> str:
 
 
 def _id(token: int) -> str:
-    return "no" if token < 0 else f"{token} as"
+    return "none" if token < 0 else f"id {token}"

@@ -13,8 +13,8 @@ from lspec.controller import Controller
 from lspec.drafters import Drafter
 from lspec.errors import RollbackError
 from lspec.model import TokenCache
-from lspec.round import Round, Source
-from lspec.sampling import Sampler
+from lspec.round import Proposal, Round, Source
+from lspec.sampling import Distribution, Sampler
 from lspec.verify import Rule
 
 
@@ -51,25 +51,36 @@ class Decoder:
         left = min(max_tokens, self.target.model.n_ctx - len(text))
         while left > 0 and not should_stop():
             try:
-                round = self._round(text, left)
+                round = self._round(text, left, should_stop)
             except BaseException:
                 # A cache that cannot go back is emptied by the next request instead.
                 with suppress(RollbackError):
                     self.target.truncate(len(text) - 1)
                     self.drafter.commit(())
                 raise
+            if round is None:
+                return
             text.extend(round.tokens)
             left -= len(round.tokens)
             yield round
             if round.ended:
                 return
 
-    def _round(self, text: list[int], left: int) -> Round:
-        """Play one round after `text`, emitting at least 1 and at most `left` tokens."""
+    def _round(self, text: list[int], left: int, should_stop: Callable[[], bool]) -> Round | None:
+        """Play one round after `text`, emitting 1 to `left` tokens; None if it was stopped."""
+
+        def go_on(q: Distribution | None, drafted: int) -> bool:
+            return not should_stop() and self.controller.go_on(q, drafted)
+
         draft_s, draft_passes, target_s = self._costs()
         plan = self.controller.plan(left - 1)
-        proposal = self.drafter.propose(plan.gamma, self.controller.go_on, self.rule)
-        drafted = proposal.tokens
+        proposal = self.drafter.propose(plan.gamma, go_on, self.rule)
+        if should_stop():
+            self.drafter.commit(())
+            return None
+        drafted, _ = _up_to_end(proposal.tokens, self.ends)
+        n = len(drafted)
+        proposal = Proposal(drafted, proposal.q[:n], proposal.source[:n])
         rows = self.target.eval((text[-1], *drafted), rows=1 + len(drafted))
         verdict = self.rule.verify(
             proposal, lambda i: self.sampler.distribution(rows[i], drafted[:i]), len(text)

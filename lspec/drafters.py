@@ -82,11 +82,11 @@ class ModelDrafter:
 
     def start(self, text: Sequence[int], should_stop: Callable[[], bool]) -> None:
         """Take `text` as the text so far and evaluate all of it but the last token."""
-        self._text = list(text)
+        self._text = self._known(text)
         self._window_full = False
-        self._cache.reuse(text[:-1])
+        self._cache.reuse(self._text[:-1])
         if self._room() > 0:
-            self._cache.catch_up(text[:-1], should_stop)
+            self._cache.catch_up(self._text[:-1], should_stop)
 
     def propose(self, limit: int, go_on: GoOn, rule: Rule) -> Proposal:
         """Draw up to `limit` tokens, each from the distribution after the ones before it."""
@@ -105,10 +105,15 @@ class ModelDrafter:
     def commit(self, tokens: Sequence[int]) -> None:
         """Append what the round emitted; the cache keeps what it shares with the new text."""
         known = min(len(self._text), len(self._cache.tokens))
-        self._text.extend(tokens)
+        self._text.extend(self._known(tokens))
         shared = common_prefix(self._cache.tokens, self._text, known)
         self._cache.truncate(min(shared, len(self._text) - 1))  # the last one's logits are needed
         self._sampler.accept(tokens)
+
+    def _known(self, tokens: Sequence[int]) -> list[int]:
+        """Put another id where the draft model's smaller vocabulary has none."""
+        n_vocab = self._cache.model.n_vocab
+        return [token if token < n_vocab else 0 for token in tokens]
 
     def _room(self) -> int:
         """Return how many tokens can be drafted: the last of them is never evaluated here."""

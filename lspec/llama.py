@@ -31,6 +31,7 @@ from lspec.template import Message
 _KINDS = {0: "none", 1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLaMo-2"}
 _UNKNOWN, _UNUSED, _CONTROL = 1 << 0, 1 << 1, 1 << 3  # bits of llama_token_attr
 _LOG_ERROR = 4
+_LOADING = "llama_model_load: error loading model: "
 
 # Prompt tokens per pass. On a CPU 64 are as fast as 512, and Ctrl-C is heard within a second.
 _CHUNK_CPU, _CHUNK_GPU = 64, 512
@@ -343,6 +344,6 @@ def _require_gguf(path: Path) -> None:
 
 
 def _why() -> str:
-    """Return llama.cpp's last complaint, ready to be put behind a sentence."""
+    """Return llama.cpp's first complaint, which names the cause, to put behind a sentence."""
     complaints = [line for level, line in _log if level == _LOG_ERROR and line]
-    return f": {complaints[-1]}" if complaints else ""
+    return f": {complaints[0].removeprefix(_LOADING)}" if complaints else ""

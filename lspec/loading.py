@@ -100,8 +100,14 @@ def _files(
 
 
 def _can_roll_back(model: LlamaModel, role: str) -> bool:
-    """Try it; where a model cannot, decoding is plain and a notice says so."""
-    if rolls_back(model, depth=MAX_GAMMA if model.is_recurrent else 1):
+    """Try it; where a model cannot, decoding is plain and a notice says so.
+
+    A recurrent state goes back within its last pass only: enough for a target, which sees a round
+    in one pass, and not for a draft, which sees one token a pass.
+    """
+    recurrent = model.is_recurrent
+    possible = not recurrent or role == "target"
+    if possible and rolls_back(model, depth=MAX_GAMMA if recurrent else 1):
         return True
     log.warning("the %s model cannot take back drafted tokens: decoding plainly", role)
     return False

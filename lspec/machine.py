@@ -16,10 +16,13 @@ def usable_cores() -> int:
     """
     try:
         processors = os.sched_getaffinity(0)
-        cores = {Path(_TOPOLOGY.format(cpu)).read_text() for cpu in processors}
-    except (AttributeError, OSError):
+    except AttributeError:
         return os.cpu_count() or 1
-    return max(1, min(len(cores), _quota()))
+    try:
+        cores = len({Path(_TOPOLOGY.format(cpu)).read_text() for cpu in processors})
+    except OSError:
+        cores = len(processors)
+    return max(1, min(cores, _quota()))
 
 
 def _quota() -> int:

@@ -59,9 +59,13 @@ class TokenCache:
 
     def eval(self, tokens: Sequence[int], *, rows: int) -> FloatRows:
         """Evaluate `tokens` in one timed pass; see LanguageModel.eval."""
-        self.tokens.extend(tokens)
         started = perf_counter()
-        result = self.model.eval(tokens, rows=rows)
+        try:
+            result = self.model.eval(tokens, rows=rows)
+        except BaseException:
+            self._go_back(len(self.tokens))  # the pass may have left tokens behind
+            raise
+        self.tokens.extend(tokens)
         self.seconds += perf_counter() - started
         self.passes += 1
         return result
@@ -76,12 +80,14 @@ class TokenCache:
 
         A model that cannot cut its cache back to there starts anew.
         """
-        n = common_prefix(self.tokens, text)
+        self._go_back(common_prefix(self.tokens, text))
+        return len(self.tokens)
+
+    def _go_back(self, n_past: int) -> None:
         try:
-            self.truncate(n)
+            self.truncate(n_past)
         except RollbackError:
             self.truncate(0)
-        return len(self.tokens)
 
     def catch_up(
         self, text: Sequence[int], should_stop: Callable[[], bool] = lambda: False

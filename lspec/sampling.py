@@ -17,6 +17,7 @@ WeightArray = npt.NDArray[np.floating]
 IdArray = npt.NDArray[np.int32]
 
 _BLOCK = 512  # weights per partial sum of a dense distribution
+_COLD = 1e-30  # temperatures below are 0: dividing float32 by them would overflow
 _GAP = 8.0  # first guess of how far below the largest logit the interesting ones lie
 
 
@@ -143,7 +144,7 @@ class TruncatingSampler:
         top = row[best]
         if not np.isfinite(top):
             raise DecodeError("the model returned logits that are not numbers")
-        if self._params.temperature == 0:
+        if self._params.temperature < _COLD:
             return Distribution.one_hot(best)
         ids = _truncate(row, float(top), self._params)
         weights = row - top if ids is None else row[ids] - top

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import tiny
+
+from lspec import catalogue, store
 
 
 @pytest.fixture(scope="session")
@@ -50,3 +53,14 @@ def mamba_model(models: Path) -> Path:
 @pytest.fixture(scope="session")
 def lfm2_model(models: Path) -> Path:
     return tiny.write_lfm2(models / "lfm2.gguf")
+
+
+@pytest.fixture(scope="session")
+def pair() -> store.PairFiles:
+    """The default pair; without it the test is skipped, or fails where it is required."""
+    files = store.locate_pair(catalogue.load().pair("qwen2.5-coder-1.5b"))
+    if files is None and os.environ.get("LSPEC_REQUIRE_PAIR") == "1":
+        pytest.fail("LSPEC_REQUIRE_PAIR is set, but the default pair has not been pulled")
+    if files is None:
+        pytest.skip("the default pair has not been pulled: lspec pull")
+    return files

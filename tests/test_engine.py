@@ -175,8 +175,8 @@ def test_mismatched_vocabularies_are_refused_naming_the_first_difference(
 def test_stop_request_keeps_what_is_there_and_the_next_answer_is_right(
     engine: lspec.Engine,
 ) -> None:
-    calls = iter(range(100))
-    cut = engine.generate(PROMPT, temperature=0.0, should_stop=lambda: next(calls) >= 5)
+    calls = iter(range(1000))
+    cut = engine.generate(PROMPT, temperature=0.0, should_stop=lambda: next(calls) >= 25)
     whole = engine.generate(PROMPT, temperature=0.0, max_tokens=50, reuse=False)
     assert cut.finish_reason == "interrupted"
     assert 0 < len(cut.tokens) < len(whole.tokens)

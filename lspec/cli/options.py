@@ -20,7 +20,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 class Gamma(click.ParamType[int | str]):
     """A number of drafted tokens, or "auto"."""
 
-    name = "N|auto"
+    name = "N"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -51,7 +51,7 @@ MODEL_OPTIONS = (
         show_default=True,
         help="Who drafts; none: plain decoding.",
     ),
-    _option("--exact", is_flag=True, help="Text equal to plain decoding, token for token."),
+    _option("--exact", is_flag=True, hidden=True),
     _option("--ctx", type=click.IntRange(1), help="Window in tokens (default 4096)."),
     _option("--threads", type=click.IntRange(1), help="CPU threads (default: physical cores)."),
     _option("--gpu-layers", type=int, help="Layers of each model on the GPU (default: all)."),
