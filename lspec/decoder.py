@@ -14,7 +14,7 @@ from lspec.drafters import Drafter
 from lspec.errors import RollbackError
 from lspec.model import TokenCache
 from lspec.round import Proposal, Round, Source
-from lspec.sampling import Distribution, Sampler
+from lspec.sampling import Sampler
 from lspec.verify import Rule
 
 
@@ -68,13 +68,9 @@ class Decoder:
 
     def _round(self, text: list[int], left: int, should_stop: Callable[[], bool]) -> Round | None:
         """Play one round after `text`, emitting 1 to `left` tokens; None if it was stopped."""
-
-        def go_on(q: Distribution | None, drafted: int) -> bool:
-            return not should_stop() and self.controller.go_on(q, drafted)
-
         draft_s, draft_passes, target_s = self._costs()
-        plan = self.controller.plan(left - 1)
-        proposal = self.drafter.propose(plan.gamma, go_on, self.rule)
+        plan = self.controller.plan(left - 1, self.drafter.outlook)
+        proposal = self.drafter.propose(plan, self.controller, self.rule)
         if should_stop():
             self.drafter.commit(())
             return None
@@ -94,6 +90,7 @@ class Decoder:
             tokens=tokens,
             source=(*proposal.source[: verdict.accepted], Source.TARGET)[: len(tokens)],
             drafted=len(drafted),
+            copied=proposal.source.count(Source.NGRAM),
             accepted=verdict.accepted,
             rejected=verdict.accepted < len(drafted),
             ended=ended,

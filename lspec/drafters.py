@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from lspec.controller import Controller, Outlook, Plan
+from lspec.lookup import SuffixIndex
 from lspec.model import TokenCache, common_prefix
 from lspec.round import Proposal, Source
 from lspec.sampling import Distribution, Sampler
@@ -13,7 +15,9 @@ from lspec.verify import Rule
 
 log = logging.getLogger("lspec")
 
-GoOn = Callable[[Distribution | None, int], bool]
+# A draft model that has fallen further behind than this reads only the last tokens: its guesses
+# get a little worse, which costs less than reading a text that was decoded without it.
+MAX_PENDING, KEPT = 64, 32
 
 
 class Drafter(Protocol):
@@ -26,12 +30,15 @@ class Drafter(Protocol):
     def seconds(self) -> float: ...  # noqa: D102
     @property
     def passes(self) -> int: ...  # noqa: D102
+    @property
+    def outlook(self) -> Outlook:
+        """What it could do next."""
 
     def start(self, text: Sequence[int], should_stop: Callable[[], bool]) -> None:
-        """Take `text` as the text so far; `should_stop` is read between passes over it."""
+        """Begin a request with `text`; `should_stop` is read before every pass of it."""
 
-    def propose(self, limit: int, go_on: GoOn, rule: Rule) -> Proposal:
-        """Return at most `limit` tokens; `go_on` sees each q before the draw, never the token."""
+    def propose(self, plan: Plan, controller: Controller, rule: Rule) -> Proposal:
+        """Return at most `plan.gamma` tokens, as far as `controller` goes along."""
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Append what the round emitted and forget drafted tokens that were not."""
@@ -42,16 +49,51 @@ class NoDrafter:
 
     seconds = 0.0
     passes = 0
+    outlook = Outlook()
 
     def start(self, text: Sequence[int], should_stop: Callable[[], bool]) -> None:
         """Do nothing."""
 
-    def propose(self, limit: int, go_on: GoOn, rule: Rule) -> Proposal:
+    def propose(self, plan: Plan, controller: Controller, rule: Rule) -> Proposal:
         """Return an empty proposal."""
         return Proposal()
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Do nothing."""
+
+
+class LookupDrafter:
+    """Copies what followed the end of the text when it occurred before; needs no model.
+
+    Its tokens are chosen, not drawn: each has a one-hot q (Saxena 2023, prompt lookup decoding).
+    """
+
+    seconds = 0.0
+    passes = 0
+
+    def __init__(self) -> None:
+        self._index = SuffixIndex()
+
+    @property
+    def outlook(self) -> Outlook:
+        """The length of the match."""
+        return Outlook(match=self._index.match)
+
+    def start(self, text: Sequence[int], should_stop: Callable[[], bool]) -> None:
+        """Index `text`, or only what it adds to the text of the last request."""
+        known = len(self._index.tokens)
+        if common_prefix(self._index.tokens, text) < known:
+            known, self._index = 0, SuffixIndex()
+        self._index.extend(text[known:])
+
+    def propose(self, plan: Plan, controller: Controller, rule: Rule) -> Proposal:
+        """Copy `plan.copied` tokens."""
+        tokens = self._index.propose(plan.copied)
+        return Proposal(tokens, (None,) * len(tokens), (Source.NGRAM,) * len(tokens))
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Append what the round emitted."""
+        self._index.extend(tokens)
 
 
 class ModelDrafter:
@@ -68,7 +110,9 @@ class ModelDrafter:
         self._sampler = sampler
         self._ends = ends
         self._text: list[int] = []
+        self._skipped = 0  # tokens of the text that the model never gets to see
         self._window_full = False
+        self._should_stop: Callable[[], bool] = lambda: False
 
     @property
     def seconds(self) -> float:
@@ -80,27 +124,47 @@ class ModelDrafter:
         """Number of the draft model's passes."""
         return self._cache.passes
 
+    @property
+    def outlook(self) -> Outlook:
+        """How many tokens the model has to read first; none where its window is full."""
+        if self._room() <= 0:
+            return Outlook()
+        pending = len(self._text) - len(self._cache.tokens)
+        return Outlook(pending=pending if pending <= MAX_PENDING else KEPT)
+
     def start(self, text: Sequence[int], should_stop: Callable[[], bool]) -> None:
         """Take `text` as the text so far and evaluate all of it but the last token."""
         self._text = self._known(text)
+        self._skipped = 0
         self._window_full = False
+        self._should_stop = should_stop
         self._cache.reuse(self._text[:-1])
         if self._room() > 0:
             self._cache.catch_up(self._text[:-1], should_stop)
 
-    def propose(self, limit: int, go_on: GoOn, rule: Rule) -> Proposal:
-        """Draw up to `limit` tokens, each from the distribution after the ones before it."""
+    def propose(self, plan: Plan, controller: Controller, rule: Rule) -> Proposal:
+        """Draw up to `plan.gamma` tokens, each from the distribution after the ones before it."""
+        return self.go_on_from(Proposal(), plan.gamma, controller, rule)
+
+    def go_on_from(
+        self, proposal: Proposal, limit: int, controller: Controller, rule: Rule
+    ) -> Proposal:
+        """Continue `proposal` up to `limit` tokens."""
         limit = min(limit, self._room())
-        tokens: list[int] = []
-        q: list[Distribution] = []
+        tokens = list(proposal.tokens)
+        q: list[Distribution | None] = list(proposal.q)
         while len(tokens) < limit and not (tokens and tokens[-1] in self._ends):
-            row = self._cache.logits_after([*self._text, *tokens])
-            distribution = self._sampler.distribution(row, tokens)
-            if not go_on(distribution, len(tokens)):
+            if self._should_stop() or not controller.afford(len(tokens)):
                 break
-            tokens.append(rule.draw(distribution, len(self._text), len(tokens)))
+            self._skip()
+            row = self._cache.logits_after([*self._text, *self._known(tokens)])
+            if not controller.go_on(row, len(tokens)):
+                break
+            distribution = self._sampler.distribution(row, tokens)
+            tokens.append(rule.draw(distribution, len(self._text) + self._skipped, len(tokens)))
             q.append(distribution)
-        return Proposal(tuple(tokens), tuple(q), (Source.DRAFT,) * len(tokens))
+        drawn = (Source.DRAFT,) * (len(tokens) - len(proposal.tokens))
+        return Proposal(tuple(tokens), tuple(q), proposal.source + drawn)
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Append what the round emitted; the cache keeps what it shares with the new text."""
@@ -109,6 +173,14 @@ class ModelDrafter:
         shared = common_prefix(self._cache.tokens, self._text, known)
         self._cache.truncate(min(shared, len(self._text) - 1))  # the last one's logits are needed
         self._sampler.accept(tokens)
+
+    def _skip(self) -> None:
+        """Leave out what lies too far behind; the law of the output does not depend on q."""
+        start = len(self._cache.tokens)
+        pending = len(self._text) - start
+        if pending > MAX_PENDING:
+            del self._text[start : start + pending - KEPT]
+            self._skipped += pending - KEPT
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
         """Put another id where the draft model's smaller vocabulary has none."""
@@ -125,3 +197,41 @@ class ModelDrafter:
                 self._cache.model.n_ctx,
             )
         return room
+
+
+class HybridDrafter:
+    """Copies first, where the plan says so, and lets a model go on from there."""
+
+    def __init__(self, lookup: LookupDrafter, model: ModelDrafter) -> None:
+        self._lookup = lookup
+        self._model = model
+
+    @property
+    def seconds(self) -> float:
+        """Seconds inside the draft model's passes."""
+        return self._model.seconds
+
+    @property
+    def passes(self) -> int:
+        """Number of the draft model's passes."""
+        return self._model.passes
+
+    @property
+    def outlook(self) -> Outlook:
+        """The match of the one and what the other has to read."""
+        return Outlook(self._lookup.outlook.match, self._model.outlook.pending)
+
+    def start(self, text: Sequence[int], should_stop: Callable[[], bool]) -> None:
+        """Begin a request with `text`."""
+        self._lookup.start(text, should_stop)
+        self._model.start(text, should_stop)
+
+    def propose(self, plan: Plan, controller: Controller, rule: Rule) -> Proposal:
+        """Copy `plan.copied` tokens and draw the rest, up to `plan.gamma` in all."""
+        copied = self._lookup.propose(plan, controller, rule)
+        return self._model.go_on_from(copied, plan.gamma, controller, rule)
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Append what the round emitted."""
+        self._lookup.commit(tokens)
+        self._model.commit(tokens)

@@ -5,21 +5,35 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from time import perf_counter
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Literal, Self, Unpack
 
+from lspec.adaptive import AdaptiveGamma
 from lspec.controller import FixedGamma
+from lspec.costs import Costs
 from lspec.decoder import Decoder
-from lspec.drafters import Drafter, ModelDrafter, NoDrafter
+from lspec.drafters import Drafter, HybridDrafter, LookupDrafter, ModelDrafter, NoDrafter
 from lspec.errors import RequestError
 from lspec.llama import LlamaModel, chat_renderer
+from lspec.measured import costs_of
 from lspec.model import TokenCache
-from lspec.request import Answer, Chunk, Completion, Request, RequestOptions, check_request
+from lspec.request import (
+    Answer,
+    Chunk,
+    Completion,
+    Gamma,
+    Request,
+    RequestOptions,
+    check_request,
+)
 from lspec.sampling import TruncatingSampler
 from lspec.stats import Tally
 from lspec.template import Message, tokenize_chat
 from lspec.verify import Noise, RejectionRule
+
+DrafterName = Literal["auto", "model", "ngram", "none"]
 
 
 class Engine:
@@ -30,7 +44,13 @@ class Engine:
     """
 
     def __init__(
-        self, target: LlamaModel, draft: LlamaModel | None, *, gamma: int, chat_template: str | None
+        self,
+        target: LlamaModel,
+        draft: LlamaModel | None,
+        *,
+        gamma: Gamma,
+        drafter: DrafterName,
+        chat_template: str | None,
     ) -> None:
         self._models = [target] if draft is None else [target, draft]
         self._target = TokenCache(target)
@@ -40,10 +60,12 @@ class Engine:
         self._render = chat_renderer(template, self._vocab) if template else None
         self._turn = threading.Lock()
         self._owner: int | None = None
-        self.gamma = 0 if draft is None else gamma
+        self._drafter_name = drafter
+        self._lookup = LookupDrafter()
+        self.gamma = gamma
         self.n_ctx = target.n_ctx
         names = " + ".join(m.metadata("general.name") or "unnamed" for m in self._models)
-        how = f"gamma {gamma}" if draft else "plain decoding"
+        how = "plain decoding" if drafter == "none" else f"gamma {gamma}"
         self.description = f"{names}, {target.device}, {how}"
 
     def close(self) -> None:
@@ -66,6 +88,28 @@ class Engine:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    @cached_property
+    def costs(self) -> Costs:
+        """What passes cost on this machine, measured now or remembered; empties the caches."""
+        with self._exclusive():
+            self._forget()
+            return costs_of(self._models[0], self._models[1] if self._models[1:] else None)
+
+    @cached_property
+    def _adaptive(self) -> AdaptiveGamma:
+        """The controller of all requests whose gamma is "auto": it learns over the session."""
+        return AdaptiveGamma(self.costs)
+
+    def why_no_draft(self) -> str | None:
+        """Return in numbers why gamma "auto" leaves the draft model alone; None if it does not."""
+        c = self.costs.cost_coefficient
+        if c is None or self._adaptive.pays_at_best():
+            return None
+        return (
+            f"the draft model is off: a verify pass of 5 costs {self.costs.verify_cost(4):.1f} "
+            f"single steps on this machine, and a draft step {c:.2f}"
+        )
 
     def tokenize(self, text: str) -> list[int]:
         """Return the ids of a raw prompt; the text of a control token is read as that token."""
@@ -115,6 +159,8 @@ class Engine:
 
     def _run(self, request: Request, answer: Answer) -> Iterator[Chunk]:
         """Play `request`. The time between chunks is the consumer's and is not counted."""
+        if request.gamma == "auto":
+            _ = self._adaptive  # measures before the request takes its turn
         with self._exclusive():
             tally = Tally(prompt_tokens=len(request.prompt))
             decoder = self._decoder(request)
@@ -135,29 +181,41 @@ class Engine:
     def _prefill(self, decoder: Decoder, request: Request, tally: Tally) -> bool:
         started = perf_counter()
         if not request.reuse:
-            for cache in filter(None, (self._target, self._draft)):
-                cache.truncate(0)
+            self._forget()
         tally.reused_tokens = self._target.reuse(request.prompt[:-1])
         finished = decoder.prefill(request.prompt, request.should_stop)
         tally.prompt_s = perf_counter() - started
         return finished
 
+    def _forget(self) -> None:
+        for cache in filter(None, (self._target, self._draft)):
+            cache.truncate(0)
+
     def _decoder(self, request: Request) -> Decoder:
-        target, ends = self._target.model, self._vocab.ends
-        rule = RejectionRule(Noise(request.seed))
-        drafter: Drafter = NoDrafter()
-        if self._draft is not None and request.gamma:
-            shared = min(target.n_vocab, self._draft.model.n_vocab)
-            sampler = TruncatingSampler(request.sampling, n_vocab=shared)
-            drafter = ModelDrafter(self._draft, sampler, ends=ends)
+        target = self._target.model
+        gamma = request.gamma
+        controller = self._adaptive if gamma == "auto" else FixedGamma(gamma)
         return Decoder(
             target=self._target,
-            drafter=drafter,
+            drafter=self._drafter(request),
             sampler=TruncatingSampler(request.sampling, n_vocab=target.n_vocab),
-            rule=rule,
-            controller=FixedGamma(request.gamma),
-            ends=ends,
+            rule=RejectionRule(Noise(request.seed)),
+            controller=controller,
+            ends=self._vocab.ends,
         )
+
+    def _drafter(self, request: Request) -> Drafter:
+        """Choose by name; "auto" copies as well where the controller can tell when that pays."""
+        if self._drafter_name == "none" or request.gamma == 0:
+            return NoDrafter()
+        if self._drafter_name == "ngram" or self._draft is None:
+            return self._lookup
+        shared = min(self._target.model.n_vocab, self._draft.model.n_vocab)
+        sampler = TruncatingSampler(request.sampling, n_vocab=shared)
+        model = ModelDrafter(self._draft, sampler, ends=self._vocab.ends)
+        if self._drafter_name == "auto" and request.gamma == "auto":
+            return HybridDrafter(self._lookup, model)
+        return model
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:

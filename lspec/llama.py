@@ -36,6 +36,8 @@ _LOADING = "llama_model_load: error loading model: "
 # Prompt tokens per pass. On a CPU 64 are as fast as 512, and Ctrl-C is heard within a second.
 _CHUNK_CPU, _CHUNK_GPU = 64, 512
 
+VERSION: str = lib.__version__
+
 _log: deque[tuple[int, str]] = deque(maxlen=100)
 
 
@@ -198,6 +200,7 @@ class LlamaModel:
         # A build with GPU support reports it where it finds a GPU.
         self._on_gpu = bool(lib.llama_supports_gpu_offload()) and options.n_gpu_layers != 0
         self.n_batch = _CHUNK_GPU if self._on_gpu else _CHUNK_CPU
+        self.paths = tuple(paths)
         self.n_past = 0
         self.max_rows = options.max_rows
         self._last_width = 0

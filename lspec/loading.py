@@ -6,9 +6,10 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast, get_args
 
 from lspec.compat import require_match
-from lspec.engine import Engine
+from lspec.engine import DrafterName, Engine
 from lspec.errors import CatalogueError, RequestError
 from lspec.llama import LlamaModel, LoadOptions
 from lspec.model import rolls_back
@@ -39,39 +40,53 @@ def load(
     `n_ctx` is the window in tokens, `draft_n_ctx` the draft's own (None: the same). `n_gpu_layers`
     -1 offloads every layer of both models where the installed llama-cpp-python can. `n_threads`
     None means the physical cores that this process may use. `gamma` is the number of drafted
-    tokens per round. With `drafter` "none", or without a draft, decoding is plain.
+    tokens per round; "auto" measures what pays (up to 1.5 s at the first request) and 0 decodes
+    plainly. `drafter` is "model", "ngram" (copies from the text itself, no draft needed), "none",
+    or "auto": the model if there is one, and with gamma "auto" n-grams as well.
 
     Raises RequestError, CatalogueError, ModelLoadError, IncompatiblePairError.
     """
     gamma = check_gamma(gamma)
-    _check(drafter, exact=exact, n_ctx=n_ctx, draft_n_ctx=draft_n_ctx, n_threads=n_threads)
+    _check(exact=exact, n_ctx=n_ctx, draft_n_ctx=draft_n_ctx, n_threads=n_threads)
+    kind = _drafter_name("none" if gamma == 0 else drafter)
     target_files, draft_files = _files(pair, target, draft)
-    if drafter == "model" and not draft_files:
+    if kind == "model" and not draft_files:
         raise RequestError("drafter 'model' needs a draft model", hint="Name one with --draft.")
-    if drafter == "auto" and not draft_files:
-        log.warning("no draft model: decoding plainly")
+    if kind == "auto" and not draft_files:
+        log.warning("no draft model: drafting by lookup in the text alone")
     options = LoadOptions(n_ctx, MAX_GAMMA + 1, n_gpu_layers=n_gpu_layers, n_threads=n_threads)
     target_model = LlamaModel(target_files, options)
     draft_model = None
     try:
-        if draft_files and drafter != "none" and gamma and _can_roll_back(target_model, "target"):
+        if kind != "none" and not _can_roll_back(target_model, "target"):
+            kind = "none"
+        if draft_files and kind in ("auto", "model"):
             draft_model = LlamaModel(draft_files, replace(options, n_ctx=draft_n_ctx or n_ctx))
             require_match(target_model.vocab.vocabulary, draft_model.vocab.vocabulary)
             if not _can_roll_back(draft_model, "draft"):
                 draft_model = draft_model.close()
-        return Engine(target_model, draft_model, gamma=gamma, chat_template=chat_template)
+        engine = Engine(
+            target_model, draft_model, gamma=gamma, drafter=kind, chat_template=chat_template
+        )
+        if gamma == "auto" and (reason := engine.why_no_draft()):
+            log.info(reason)
+        return engine
     except BaseException:
         for model in filter(None, (target_model, draft_model)):
             model.close()
         raise
 
 
-def _check(drafter: str, *, exact: bool, **sizes: int | None) -> None:
-    if drafter == "ngram" or exact:
-        what = "exact mode" if exact else "drafter 'ngram'"
-        raise RequestError(f"{what} is not there yet", hint="It comes with a later version.")
-    if drafter not in ("auto", "model", "none"):
-        raise RequestError(f"drafter must be auto, model or none, not {drafter!r}")
+def _drafter_name(name: str) -> DrafterName:
+    for known in get_args(DrafterName):
+        if name == known:
+            return cast(DrafterName, known)
+    raise RequestError(f"drafter must be auto, model, ngram or none, not {name!r}")
+
+
+def _check(*, exact: bool, **sizes: int | None) -> None:
+    if exact:
+        raise RequestError("exact mode is not there yet", hint="It comes with a later version.")
     for name, size in sizes.items():
         if size is not None and size < 1:
             raise RequestError(f"{name} must be 1 or more, not {size}")

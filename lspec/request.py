@@ -15,6 +15,7 @@ from lspec.text import TextStream
 
 MAX_GAMMA = 16
 
+Gamma = int | Literal["auto"]
 FinishReason = Literal["stop", "length", "interrupted"]
 
 
@@ -33,7 +34,7 @@ class RequestOptions(TypedDict, total=False):
     max_tokens: int | None
     stop: str | Sequence[str]
     seed: int | None
-    gamma: int | None  # drafted tokens per round; 0 decodes plainly
+    gamma: Gamma | None  # drafted tokens per round; 0 decodes plainly
     reuse: bool  # False: evaluate the whole prompt, whatever the caches hold
     should_stop: Callable[[], bool] | None  # read before every pass; True: "interrupted"
 
@@ -47,17 +48,17 @@ class Request:
     max_tokens: int  # what the window leaves, at most
     stop: tuple[str, ...]
     seed: int
-    gamma: int
+    gamma: Gamma
     reuse: bool
     should_stop: Callable[[], bool]
 
 
 def check_request(
-    prompt: Sequence[int], options: RequestOptions, *, n_ctx: int, n_vocab: int, gamma: int
+    prompt: Sequence[int], options: RequestOptions, *, n_ctx: int, n_vocab: int, gamma: Gamma
 ) -> Request:
     """Fill in defaults and refuse what cannot be done. Raises RequestError, ContextOverflowError.
 
-    `gamma` is the engine's own, 0 where it has no draft.
+    `gamma` is the engine's own, for a request that does not say.
     """
     if unknown := options.keys() - RequestOptions.__annotations__.keys():
         raise TypeError(f"unknown option {min(unknown)!r}")
@@ -80,21 +81,18 @@ def check_request(
         max_tokens=room if max_tokens is None else min(max_tokens, room),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         seed=secrets.randbits(32) if seed is None else seed,
-        gamma=gamma if asked is None else min(check_gamma(asked), gamma and MAX_GAMMA),
+        gamma=gamma if asked is None else check_gamma(asked),
         reuse=options.get("reuse", True),
         should_stop=options.get("should_stop") or (lambda: False),
     )
 
 
-def check_gamma(gamma: int | str) -> int:
+def check_gamma(gamma: int | str) -> Gamma:
     """Return `gamma` if it can be used. Raises RequestError."""
     if gamma == "auto":
-        raise RequestError(
-            "gamma 'auto' is not there yet",
-            hint=f"Give a number of drafted tokens per round, 0 to {MAX_GAMMA}.",
-        )
+        return "auto"
     if isinstance(gamma, str) or not 0 <= gamma <= MAX_GAMMA:
-        raise RequestError(f"gamma must be between 0 and {MAX_GAMMA}, not {gamma}")
+        raise RequestError(f"gamma must be 'auto' or between 0 and {MAX_GAMMA}, not {gamma}")
     return gamma
 
 

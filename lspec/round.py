@@ -12,6 +12,7 @@ class Source(StrEnum):
     """Where a token came from."""
 
     DRAFT = "draft"  # the draft model
+    NGRAM = "ngram"  # copied from where the text said the same before
     TARGET = "target"  # the target: after a rejection, as the bonus, or in plain decoding
 
 
@@ -46,6 +47,7 @@ class Round:
     tokens: tuple[int, ...]  # emitted; an end-of-generation token can only be the last
     source: tuple[Source, ...]  # of each emitted token
     drafted: int
+    copied: int  # of the drafted tokens, the first ones: they came from n-gram lookup
     accepted: int
     rejected: bool  # False: every drafted token was accepted, or there was none
     ended: bool  # the last emitted token is an end-of-generation token

@@ -19,7 +19,7 @@ class Stats:
     accepted: int
     acceptance_rate: float | None  # alpha: accepted / (accepted + rejections)
     accepted_fraction: float | None  # accepted / drafted
-    block_efficiency: float | None  # tau: tokens per target pass
+    block_efficiency: float | None  # tau: tokens per target pass, an end token counted
     prompt_s: float
     draft_s: float  # inside the draft's passes, prompt excluded
     target_s: float  # inside the target's passes, prompt excluded
@@ -28,11 +28,13 @@ class Stats:
 
     def line(self) -> str:
         """Return the one line that is shown after an answer."""
-        parts = [f"{self.generated_tokens} tokens"]
+        parts = [f"{self.generated_tokens} token{'' if self.generated_tokens == 1 else 's'}"]
         if self.tokens_per_s is not None:
             parts.append(f"{self.tokens_per_s:.1f} tok/s")
         if self.block_efficiency is not None:
             parts.append(f"{self.block_efficiency:.2f} per round")
+        if self.rounds and not self.drafted:
+            parts.append("plain")
         if self.acceptance_rate is not None:
             parts.append(f"alpha {self.acceptance_rate:.2f}")
         return ", ".join(parts)
@@ -43,6 +45,7 @@ class Tally:
     """Adds up rounds while they happen."""
 
     rounds: int = 0
+    emitted: int = 0  # tokens, an end-of-generation token included
     drafted: int = 0
     accepted: int = 0
     rejections: int = 0
@@ -56,6 +59,7 @@ class Tally:
     def add(self, round: Round) -> None:
         """Count one round."""
         self.rounds += 1
+        self.emitted += len(round.tokens)
         self.drafted += round.drafted
         self.accepted += round.accepted
         self.rejections += round.rejected
@@ -73,7 +77,7 @@ class Tally:
             accepted=self.accepted,
             acceptance_rate=_ratio(self.accepted, self.accepted + self.rejections),
             accepted_fraction=_ratio(self.accepted, self.drafted),
-            block_efficiency=_ratio(generated_tokens, self.rounds),
+            block_efficiency=_ratio(self.emitted, self.rounds),
             prompt_s=self.prompt_s,
             draft_s=self.draft_s,
             target_s=self.target_s,

@@ -23,7 +23,7 @@ from lspec.model import FloatRow
 from lspec.round import Round
 from lspec.template import tokenize_chat
 
-PROMPTS = Path(__file__).with_name("prompts.jsonl")
+PROMPTS = Path(lspec.__file__).with_name("prompts.jsonl")
 
 
 def run(engine: Engine, prompt: list[int], gamma: int, max_tokens: int) -> list[Round]:

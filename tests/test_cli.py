@@ -105,11 +105,9 @@ def test_typed_target_outranks_a_pair_in_the_environment(pair: list[str]) -> Non
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--gamma", "auto"], "auto"),
         (["--gamma", "many"], "neither a number"),
         (["--gamma", "17"], "gamma"),
         (["--gamma", "-1"], "gamma"),
-        (["--drafter", "ngram"], "ngram"),
         (["--drafter", "oracle"], "oracle"),
         (["--exact"], "exact"),
         (["--temperature", "-1"], "temperature"),

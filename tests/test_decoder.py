@@ -20,9 +20,10 @@ from wrong import (
     RedrawFromTarget,
 )
 
-from lspec.controller import FixedGamma, Plan
-from lspec.drafters import GoOn, ModelDrafter, NoDrafter
+from lspec.controller import Controller, FixedGamma, Outlook, Plan
+from lspec.drafters import ModelDrafter, NoDrafter
 from lspec.errors import DecodeError
+from lspec.estimates import confidence
 from lspec.model import TokenCache
 from lspec.round import Proposal, Round, Source, Verdict
 from lspec.sampling import Distribution, FloatArray, SamplingParams, TruncatingSampler
@@ -57,6 +58,7 @@ class Chooser:
 
     seconds = 0.0
     passes = 0
+    outlook = Outlook()
 
     def __init__(self, choose: Callable[[Sequence[int]], int]) -> None:
         self._choose = choose
@@ -65,9 +67,9 @@ class Chooser:
     def start(self, text: Sequence[int], should_stop: Callable[[], bool]) -> None:
         self._text = list(text)
 
-    def propose(self, limit: int, go_on: GoOn, rule: Rule) -> Proposal:
+    def propose(self, plan: Plan, controller: Controller, rule: Rule) -> Proposal:
         tokens: list[int] = []
-        while len(tokens) < limit and go_on(None, len(tokens)):
+        while len(tokens) < plan.gamma and controller.afford(len(tokens)):
             tokens.append(self._choose([*self._text, *tokens]))
         return Proposal(tuple(tokens), (None,) * len(tokens), (Source.DRAFT,) * len(tokens))
 
@@ -147,7 +149,7 @@ def test_gamma_may_change_from_round_to_round() -> None:
     class Changing(FixedGamma):
         turn = 0
 
-        def plan(self, limit: int) -> Plan:
+        def plan(self, limit: int, outlook: Outlook) -> Plan:
             self.turn += 1
             return Plan(min(limit, (2, 0, 1, 4)[self.turn % 4]))
 
@@ -156,9 +158,8 @@ def test_gamma_may_change_from_round_to_round() -> None:
 
 def test_drafting_may_stop_where_q_is_flat() -> None:
     class Timid(FixedGamma):
-        def go_on(self, q: Distribution | None, drafted: int) -> bool:
-            assert q is not None
-            return max(map(q.prob, range(4))) > 0.5
+        def go_on(self, row: FloatArray, drafted: int) -> bool:
+            return confidence(row) > 0.5
 
     loop = Loop(target(), draft(), make_controller=Timid)
     assert p_value(loop) > P_MIN
@@ -236,16 +237,18 @@ class Peeking:
         self._second: int | None = None
         self._rounds = 0
 
-    def plan(self, limit: int) -> Plan:
+    def plan(self, limit: int, outlook: Outlook) -> Plan:
         self._rounds += 1
         if self._rounds == 1:
             return Plan(3)
         return Plan(1 if self._second == 0 else 0)
 
-    def go_on(self, q: Distribution | None, drafted: int) -> bool:
+    def afford(self, drafted: int) -> bool:
+        return True
+
+    def go_on(self, row: FloatArray, drafted: int) -> bool:
         if self._rounds == 1 and drafted == 2:
-            assert q is not None
-            self._second = 0 if q.prob(0) > 0.6 else 1
+            self._second = 0 if row.argmax() == 0 and confidence(row) > 0.6 else 1
         return True
 
     def observe(self, round: Round) -> None:
@@ -499,7 +502,7 @@ def test_drafts_sampler_sees_the_tokens_drafted_before() -> None:
 
     drafter = ModelDrafter(TokenCache(draft()), Spy(PLAIN, n_vocab=4), ends=frozenset())
     drafter.start(PROMPT, never)
-    tokens = drafter.propose(3, lambda q, n: True, RejectionRule(Noise(0))).tokens
+    tokens = drafter.propose(Plan(3), FixedGamma(0), RejectionRule(Noise(0))).tokens
     drafter.commit((tokens[0], 3))
     assert seen == [*(("row", tokens[:n]) for n in range(3)), ("accept", (tokens[0], 3))]
 
@@ -509,11 +512,11 @@ def test_draft_may_be_told_of_tokens_that_it_did_not_propose(gained: int) -> Non
     model = draft()
     drafter = ModelDrafter(TokenCache(model), TruncatingSampler(PLAIN, n_vocab=4), ends=frozenset())
     drafter.start(PROMPT, never)
-    proposed = drafter.propose(3, lambda q, n: True, RejectionRule(Noise(0))).tokens
+    proposed = drafter.propose(Plan(3), FixedGamma(0), RejectionRule(Noise(0))).tokens
     tokens = tuple((token + 1) % 4 for token in (*proposed, 0, 0))[:gained]
     drafter.commit(tokens)
     assert model.seen == list(PROMPT)
-    drafter.propose(1, lambda q, n: True, RejectionRule(Noise(0)))
+    drafter.propose(Plan(1), FixedGamma(0), RejectionRule(Noise(0)))
     assert model.seen == [*PROMPT, *tokens]
 
 
@@ -647,7 +650,7 @@ def test_token_that_repeats_the_rejected_one_is_fed_to_the_draft_again() -> None
 def test_no_drafter_proposes_nothing() -> None:
     drafter = NoDrafter()
     drafter.start(PROMPT, never)
-    assert drafter.propose(4, lambda q, n: True, RejectionRule(Noise(0))) == Proposal()
+    assert drafter.propose(Plan(4), FixedGamma(0), RejectionRule(Noise(0))) == Proposal()
     drafter.commit((1, 2))
     assert (drafter.seconds, drafter.passes) == (0, 0)
 
@@ -657,6 +660,6 @@ def test_model_drafter_never_asks_for_more_than_the_limit() -> None:
     drafter = ModelDrafter(cache, TruncatingSampler(PLAIN, n_vocab=4), ends=frozenset())
     drafter.start(PROMPT, never)
     for limit in range(5):
-        proposal = drafter.propose(limit, lambda q, n: True, RejectionRule(Noise(0)))
+        proposal = drafter.propose(Plan(limit), FixedGamma(0), RejectionRule(Noise(0)))
         assert len(proposal.tokens) == len(proposal.q) == len(proposal.source) == limit
         drafter.commit((1,))

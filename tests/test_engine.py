@@ -301,9 +301,7 @@ def test_messages_without_meaning_are_refused(engine: lspec.Engine, messages: li
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gamma": "auto"}, "auto"),
         ({"gamma": 99}, "gamma"),
-        ({"drafter": "ngram"}, "ngram"),
         ({"drafter": "oracle"}, "oracle"),
         ({"exact": True}, "exact"),
         ({"n_ctx": 0}, "n_ctx"),
@@ -322,12 +320,28 @@ def test_load_options_without_meaning_are_refused(
         lspec.load(**{**files, **options})  # type: ignore[arg-type]
 
 
-def test_single_model_decodes_plainly_and_says_so(
-    chat_model: Path, caplog: pytest.LogCaptureFixture
+def test_single_model_drafts_from_its_own_text(
+    endless: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with lspec.load(target=chat_model) as engine:
-        assert engine.generate(PROMPT, max_tokens=5).stats.drafted == 0
+    repeated = "one two three four one two three four one two"
+    with lspec.load(target=endless[0]) as engine:
+        done = engine.generate(repeated, temperature=0.0, max_tokens=60)
+        plain = engine.generate(repeated, temperature=0.0, max_tokens=60, gamma=0)
+    assert done.stats.drafted > 0
+    assert done.tokens == plain.tokens
     assert "no draft model" in caplog.text
+
+
+@pytest.mark.parametrize("drafter", ["auto", "model", "ngram", "none"])
+@pytest.mark.parametrize("gamma", [4, "auto"])
+def test_greedy_text_does_not_depend_on_who_drafts(
+    chat_model: Path, chat_draft: Path, drafter: str, gamma: int | str
+) -> None:
+    with lspec.load(target=chat_model, draft=chat_draft, gamma=gamma, drafter=drafter) as engine:
+        for prompt in (PROMPT, "abc abc abc ab"):
+            plain = engine.generate(prompt, temperature=0.0, max_tokens=80, gamma=0)
+            done = engine.generate(prompt, temperature=0.0, max_tokens=80)
+            assert done.tokens == plain.tokens
 
 
 def test_closed_engine_says_so(chat_model: Path) -> None:

@@ -17,22 +17,24 @@ ROOT = Path(lspec.__file__).parent
 # A file imports only files of the lines above its own, or of the same line to the left of it.
 LAYERS = """
 errors
-sampling round model verify theory controller drafters decoder stats text compat memory machine
-paths locks integrity template
+sampling round model verify costs estimates theory controller adaptive lookup drafters decoder
+stats comparison verdict text compat memory machine
+paths locks integrity template prompts
 llama grammar
 catalogue user_catalogue hub_errors hub index store pull
-request engine loading
+measured request engine loading
 bench check
 cli server __main__
 """
 ORDER = LAYERS.split()
-PURE = set(LAYERS.splitlines()[1].split() + LAYERS.splitlines()[2].split())
+PURE = set(LAYERS.split("paths")[0].split())
 OWNERS = {
     "llama_cpp": {"llama"},
     "huggingface_hub": {"hub"},
     "llguidance": {"grammar"},
     "click": {"cli"},
     "tqdm": {"cli"},
+    "matplotlib": {"cli"},
 }
 
 

@@ -39,7 +39,9 @@ class ScriptedEngine:
             text=text,
             tokens=tuple(range(len(text))),
             finish_reason="interrupted" if cut else "stop",
-            stats=Tally(rounds=2, prompt_tokens=5).stats(generated_tokens=len(text)),
+            stats=Tally(rounds=2, emitted=2 * len(text), prompt_tokens=5).stats(
+                generated_tokens=len(text)
+            ),
             seed=options.get("seed", 100),
         )
         yield Chunk(((text, Source.TARGET),), completion=completion)
@@ -195,7 +197,7 @@ def test_settings_reach_the_engine() -> None:
         ("/set colour red", "there is no setting 'colour' / /set lists them."),
         ("/set temperature hot", "'hot' is not a number"),
         ("/set temperature -1", "temperature must be 0 or more, not -1.0"),
-        ("/set gamma 99", "gamma must be between 0 and 16, not 99"),
+        ("/set gamma 99", "gamma must be 'auto' or between 0 and 16, not 99"),
         ("/save", "a file name is missing"),
         ("/load /no/such/file", "cannot read /no/such/file: No such file or directory"),
         ("/save /no/such/file", "cannot write /no/such/file: No such file or directory"),
@@ -227,7 +229,7 @@ def test_stats_and_drafts() -> None:
     assert isinstance(screen, Paper)
     assert screen.colours == [False, True]
     session.handle("/stats")
-    assert "! block_efficiency 1.000" in screen.lines
+    assert "! block_efficiency 2.000" in screen.lines
     assert "! acceptance_rate -" in screen.lines
 
 

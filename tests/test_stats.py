@@ -14,6 +14,7 @@ def a_round(drafted: int, accepted: int, *, emitted: int | None = None) -> Round
         tokens=(7,) * n,
         source=(Source.DRAFT,) * accepted + (Source.TARGET,) * (n - accepted),
         drafted=drafted,
+        copied=0,
         accepted=accepted,
         rejected=accepted < drafted,
         ended=False,
@@ -54,7 +55,7 @@ def test_plain_decoding_has_no_acceptance_rate() -> None:
     stats = tally.stats(generated_tokens=5)
     assert stats.acceptance_rate is None
     assert stats.block_efficiency == 1
-    assert stats.line() == "5 tokens, 2.5 tok/s, 1.00 per round"
+    assert stats.line() == "5 tokens, 2.5 tok/s, 1.00 per round, plain"
 
 
 def test_rejecting_everything_is_a_rate_of_zero_not_none() -> None:

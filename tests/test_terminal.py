@@ -44,6 +44,20 @@ class Typist:
     def type(self, text: str) -> None:
         os.write(self._screen, text.encode())
 
+    def press_until(self, key: str, pattern: str) -> None:
+        """Press `key` until `pattern` appears.
+
+        Python's readline loses a signal that comes in the microseconds before it waits for input.
+        """
+        self.type(key)
+        while not re.search(pattern, self._unread):
+            ready, _, _ = select.select([self._screen], [], [], 1)
+            if ready:
+                self._unread += os.read(self._screen, 65536).decode(errors="replace")
+            else:
+                self.type(key)
+        self.read_until(pattern)
+
     def read_until(self, pattern: str) -> str:
         """Return what appears up to the end of `pattern`; fail if it does not come."""
         while not (found := re.search(pattern, self._unread)):
@@ -148,8 +162,9 @@ def test_fences_enclose_a_message_of_several_lines(chat: Typist, tmp_path: Path)
 
 
 def test_ctrl_c_at_the_prompt_gives_a_hint_and_ctrl_d_leaves(chat: Typist) -> None:
-    chat.type("half a line" + CTRL_C)
-    chat.read_until("Ctrl-D or /bye leaves")
+    chat.type("half a line")
+    chat.read_until("half a line")
+    chat.press_until(CTRL_C, "Ctrl-D or /bye leaves")
     chat.read_until(">>> ")
     chat.type(CTRL_D)
     assert chat.process.wait(30) == 0

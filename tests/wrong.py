@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lspec.drafters import GoOn, ModelDrafter
+from lspec.controller import Controller, Plan
+from lspec.drafters import ModelDrafter
 from lspec.round import Proposal, Source, Verdict
 from lspec.sampling import Distribution
 from lspec.verify import Noise, Purpose, RejectionRule, Rule
@@ -54,8 +55,8 @@ class DiscardsUnlikely(ModelDrafter):
 
     least = 0.4
 
-    def propose(self, limit: int, go_on: GoOn, rule: Rule) -> Proposal:
-        whole = super().propose(limit, go_on, rule)
+    def propose(self, plan: Plan, controller: Controller, rule: Rule) -> Proposal:
+        whole = super().propose(plan, controller, rule)
         n = 0
         for token, q in zip(whole.tokens, whole.q, strict=True):
             if q is None or q.prob(token) < self.least:
@@ -67,15 +68,15 @@ class DiscardsUnlikely(ModelDrafter):
 class ChoosesBestWithRatio(ModelDrafter):
     """Takes the likeliest token but claims to have drawn it from q (trap 2)."""
 
-    def propose(self, limit: int, go_on: GoOn, rule: Rule) -> Proposal:
-        return super().propose(limit, go_on, _Likeliest())
+    def propose(self, plan: Plan, controller: Controller, rule: Rule) -> Proposal:
+        return super().propose(plan, controller, _Likeliest())
 
 
 class ClaimsOtherTemperature(ModelDrafter):
     """Draws from q and claims a flatter one (trap 3)."""
 
-    def propose(self, limit: int, go_on: GoOn, rule: Rule) -> Proposal:
-        whole = super().propose(limit, go_on, rule)
+    def propose(self, plan: Plan, controller: Controller, rule: Rule) -> Proposal:
+        whole = super().propose(plan, controller, rule)
         flat = tuple(q and Distribution(q.ids, np.sqrt(q.weights)) for q in whole.q)
         return Proposal(whole.tokens, flat, whole.source)
 
@@ -83,8 +84,8 @@ class ClaimsOtherTemperature(ModelDrafter):
 class ForgetsTheDrawn(ModelDrafter):
     """Passes drawn tokens off as chosen ones: accepts with p(x) but drew from q (trap 2)."""
 
-    def propose(self, limit: int, go_on: GoOn, rule: Rule) -> Proposal:
-        whole = super().propose(limit, go_on, rule)
+    def propose(self, plan: Plan, controller: Controller, rule: Rule) -> Proposal:
+        whole = super().propose(plan, controller, rule)
         return Proposal(whole.tokens, (None,) * len(whole.tokens), (Source.DRAFT,) * len(whole.q))
 
 

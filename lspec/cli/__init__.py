@@ -16,6 +16,7 @@ COMMANDS = {
     "ls": ("lspec.cli.models", "List the pairs of the catalogue and what is on disk."),
     "show": ("lspec.cli.models", "Show a pair: its files, sizes, hashes and licences."),
     "rm": ("lspec.cli.models", "Remove a pulled pair from the disk."),
+    "bench": ("lspec.cli.bench", "Measure whether a pair pays on this machine."),
 }
 
 

@@ -15,6 +15,7 @@ from lspec.cli.output import note
 
 @click.command()
 @add(MODEL_OPTIONS, OUTPUT_OPTIONS, SAMPLING_OPTIONS)
+@click.option("-i", "--interactive", is_flag=True, help="After -p go on as a conversation.")
 @click.option("--system", envvar="LSPEC_SYSTEM", help="The system message.")
 def chat(**params: Any) -> int:
     """Chat with a pair.
@@ -22,13 +23,14 @@ def chat(**params: Any) -> int:
     At a terminal, without -p, it is a conversation. Otherwise it answers once: what is piped in,
     what -p says, or both.
     """
-    conversation = params["prompt"] is None and not params["as_json"] and on_terminal()
-    prompt = None if conversation else read_prompt(params["prompt"])
+    asked = params["prompt"]
+    conversation = on_terminal() and not params["as_json"] and (not asked or params["interactive"])
+    prompt = asked if conversation else read_prompt(asked)
     if not conversation and not prompt:
         raise click.UsageError("There is nothing to answer: give -p TEXT, or pipe it in.")
     models, sampling = split()
     with load(models) as engine:
-        if prompt:
+        if prompt and not conversation:
             messages = [{"role": "user", "content": prompt}]
             if params["system"]:
                 messages.insert(0, {"role": "system", "content": params["system"]})
@@ -47,5 +49,7 @@ def chat(**params: Any) -> int:
         session.show_drafts = params["show_drafts"]
         note(engine.description)
         note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.")
+        if prompt:
+            session.handle(f"/{prompt}" if prompt.startswith("/") else prompt)
         converse(session, history=config_dir() / "history")
     return 0

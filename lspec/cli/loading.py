@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 import lspec
+from lspec.cli.answer import on_terminal
 from lspec.cli.options import ModelChoice
 from lspec.cli.output import note
 
@@ -19,7 +20,9 @@ class _Notices(logging.Handler):
 
 def load(models: ModelChoice) -> lspec.Engine:
     """Load the chosen models; a pair of the catalogue is pulled first where it is missing."""
-    logging.getLogger("lspec").handlers = [_Notices()]
+    log = logging.getLogger("lspec")
+    log.handlers = [_Notices()]
+    log.setLevel(logging.INFO if on_terminal() else logging.WARNING)
     if "target" not in models.load and "draft" not in models.load:
         from lspec.cli.models import pull_missing
 

@@ -20,7 +20,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 class Gamma(click.ParamType[int | str]):
     """A number of drafted tokens, or "auto"."""
 
-    name = "N"
+    name = "N|auto"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -39,11 +39,13 @@ def _option(*names: str, **kwargs: Any) -> Callable[[Command], Command]:
     return click.option(*names, envvar=envvar, **kwargs)
 
 
-MODEL_OPTIONS = (
+FILE_OPTIONS = (
     click.argument("pair", required=False, envvar="LSPEC_PAIR"),
     _option("--target", type=FILE, help="A GGUF file as the target, instead of PAIR."),
     _option("--draft", type=FILE, help="A GGUF file as its draft."),
-    _option("--gamma", type=Gamma(), help="Drafted tokens per round, 0 to 16 (default 4)."),
+)
+
+ENGINE_OPTIONS = (
     _option(
         "--drafter",
         type=click.Choice(["auto", "model", "ngram", "none"]),
@@ -58,11 +60,25 @@ MODEL_OPTIONS = (
     _option("--chat-template", type=FILE, help="A Jinja2 file to use instead of the model's own."),
 )
 
-SAMPLING_OPTIONS = (
-    _option("--temperature", type=float, help="0 is greedy (default 0.8)."),
+MODEL_OPTIONS = (
+    *FILE_OPTIONS,
+    _option(
+        "--gamma",
+        type=Gamma(),
+        help="Drafted tokens per round, 0 to 16; auto: what pays (default 4).",
+    ),
+    *ENGINE_OPTIONS,
+)
+
+TRUNCATION_OPTIONS = (
     _option("--top-k", type=int, help="Keep the k likeliest tokens; 0 is off (default 40)."),
     _option("--top-p", type=float, help="Keep the likeliest up to this sum (default 0.95)."),
     _option("--min-p", type=float, help="Keep what has this part of the best (default 0.05)."),
+)
+
+SAMPLING_OPTIONS = (
+    _option("--temperature", type=float, help="0 is greedy (default 0.8)."),
+    *TRUNCATION_OPTIONS,
     _option("--max-tokens", type=int, help="Stop after so many tokens (default: the window)."),
     _option("--seed", type=int, help="Same seed, same text (default: random)."),
     _option("--stop", multiple=True, help="End before this text; can be given several times."),

@@ -1,0 +1,142 @@
+"""Plain and speculative decoding of the same prompts on one loaded engine, timed in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lspec.comparison import Gamma, Run
+from lspec.costs import Costs, measure
+from lspec.engine import Engine
+from lspec.errors import LspecError, RequestError
+from lspec.prompts import Prompt
+from lspec.request import Chunk, check_gamma
+from lspec.sampling import SamplingParams
+
+_WARM_UP_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One answer to be decoded; `gamma` 0 is plain decoding."""
+
+    prompt: Prompt
+    temperature: float
+    gamma: Gamma
+    repeat: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to measure: every prompt, temperature and gamma, plain decoding beside it.
+
+    Raises RequestError for a temperature that has no meaning.
+    """
+
+    prompts: tuple[Prompt, ...]
+    gammas: tuple[Gamma, ...]  # without 0, which is always measured
+    temperatures: tuple[float, ...]
+    max_tokens: int
+    repeats: int
+    sampling: SamplingParams  # but the temperature
+    seed: int = 0  # of the first repeat; the next ones count on from it
+
+    def __post_init__(self) -> None:
+        """Refuse a wrong temperature now, not when its turn comes."""
+        for temperature in self.temperatures:
+            replace(self.sampling, temperature=temperature)
+
+    @property
+    def size(self) -> int:
+        """The number of trials."""
+        kinds = 1 + len(self.gammas)
+        return len(self.prompts) * len(self.temperatures) * kinds * self.repeats
+
+    def trials(self) -> Iterator[Trial]:
+        """Yield all trials; plain and speculative ones of a prompt follow one another.
+
+        Who comes first changes from prompt to prompt and from repeat to repeat, so that a machine
+        which gets slower while it works favours nobody.
+        """
+        kinds = (0, *self.gammas)
+        for repeat in range(self.repeats):
+            for i, prompt in enumerate(self.prompts):
+                first = (i + repeat) % len(kinds)
+                for temperature in self.temperatures:
+                    for gamma in kinds[first:] + kinds[:first]:
+                        yield Trial(prompt, temperature, gamma, repeat)
+
+
+def check(engine: Engine, plan: Plan) -> None:
+    """Refuse what `run` would stumble over half-way. Raises RequestError, ContextOverflowError."""
+    if engine._drafter_name == "none":
+        raise RequestError(
+            "nothing drafts here, so there is nothing to compare",
+            hint="Name a pair, or a draft file with --draft.",
+        )
+    for gamma in plan.gammas:
+        check_gamma(gamma)
+    for prompt in plan.prompts:
+        try:  # a stream that is never read costs nothing
+            _stream(engine, Trial(prompt, plan.temperatures[0], 0, 0), plan)
+        except LspecError as error:
+            raise type(error)(f"prompt {prompt.id!r}: {error}", hint=error.hint) from None
+
+
+def calibrate(engine: Engine, *, budget_s: float) -> Costs:
+    """Measure what the passes of the engine's models cost, in about `budget_s` seconds.
+
+    Nothing of earlier texts is left in the caches.
+    """
+    target, draft = engine._target, engine._draft
+    for cache in filter(None, (target, draft)):
+        cache.truncate(0)
+    return measure(target.model, None if draft is None else draft.model, budget_s=budget_s)
+
+
+def run(
+    engine: Engine, plan: Plan, *, should_stop: Callable[[], bool] = lambda: False
+) -> Iterator[Run]:
+    """Yield a Run for each trial of `plan` as it is measured, after a warm-up that is not counted.
+
+    `should_stop` is read before every pass: a trial that it interrupts is dropped and ends all.
+    """
+    brief = replace(plan, max_tokens=min(_WARM_UP_TOKENS, plan.max_tokens))
+    for gamma in (0, *plan.gammas):
+        trial = Trial(plan.prompts[0], plan.temperatures[0], gamma, 0)
+        for _ in _stream(engine, trial, brief, should_stop=should_stop):
+            pass
+    for trial in plan.trials():
+        result = _play(trial, _stream(engine, trial, plan, should_stop=should_stop))
+        if result is None:
+            return
+        yield result
+
+
+def _stream(engine: Engine, trial: Trial, plan: Plan, **options: Any) -> Iterator[Chunk]:
+    options |= {
+        "sampling": replace(plan.sampling, temperature=trial.temperature),
+        "max_tokens": plan.max_tokens,
+        "seed": plan.seed + trial.repeat,
+        "gamma": trial.gamma,
+        "reuse": False,
+    }
+    return engine.stream_chat(trial.prompt.messages, **options)
+
+
+def _play(trial: Trial, chunks: Iterator[Chunk]) -> Run | None:
+    """Return the answer as a Run; None if it was interrupted."""
+    *steps, last = chunks
+    assert last.completion is not None
+    if last.completion.finish_reason == "interrupted":
+        return None
+    return Run(
+        prompt=trial.prompt.id,
+        category=trial.prompt.category,
+        temperature=trial.temperature,
+        gamma=trial.gamma,
+        repeat=trial.repeat,
+        rounds=tuple(chunk.round for chunk in steps if chunk.round),
+        total_s=last.completion.stats.total_s,
+    )

@@ -1,0 +1,180 @@
+"""The result of `lspec bench` as a table, Markdown, JSON or CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lspec.bench import Plan
+from lspec.comparison import Row, Run, Spread
+from lspec.costs import Costs
+from lspec.verdict import verdict
+
+HEADERS = (
+    "T",
+    "gamma",
+    "category",
+    "plain tok/s",
+    "tok/s",
+    "speedup",
+    "mean",
+    "predicted",
+    "alpha",
+    "tau",
+    "c",
+    "v",
+    "best",
+    "outside",
+    "accepted by position",
+)
+_LEFT = ("category", "accepted by position")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that a benchmark has to say."""
+
+    engine: str  # the models and where they run
+    plan: Plan
+    costs: Costs
+    runs: tuple[Run, ...]
+    rows: tuple[Row, ...]  # what the runs say
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether there are fewer runs than planned."""
+        return len(self.runs) < self.plan.size
+
+    @property
+    def verdict(self) -> str:
+        """The result in one sentence."""
+        return verdict(self.rows)
+
+
+def _table(report: Report) -> str:
+    """Return aligned columns, numbers to the right."""
+    lines = [HEADERS, *map(_cells, report.rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(HEADERS))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if header in _LEFT else cell.rjust(width)
+            for cell, width, header in zip(line, widths, HEADERS, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _markdown(report: Report) -> str:
+    """Return a table in Markdown, with an empty line for the sentence after it."""
+    rules = [":--" if header in _LEFT else "--:" for header in HEADERS]
+    lines = [HEADERS, rules, *map(_cells, report.rows)]
+    escaped = (" | ".join(cell.replace("|", r"\|") for cell in line) for line in lines)
+    return "\n".join(f"| {line} |" for line in escaped) + "\n"
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    """Return what people read of a row, in the order of HEADERS."""
+    return (
+        f"{row.temperature:g}",
+        str(row.gamma),
+        row.category,
+        f"{row.plain_tokens_per_s.median:.1f}",
+        f"{row.tokens_per_s.median:.1f}",
+        _spread(row.speedup, row.repeats),
+        f"{row.speedup_mean.median:.2f}",
+        f"{row.improvement_factor:.2f}",
+        _ratio(row.acceptance_rate),
+        f"{row.block_efficiency:.2f}",
+        _ratio(row.cost_coefficient),
+        f"{row.verify_cost:.2f}",
+        "-" if row.best_gamma is None else str(row.best_gamma),
+        f"{row.outside_models:.1%}",
+        " ".join(map(_ratio, row.accepted_by_position)) or "-",
+    )
+
+
+def _spread(spread: Spread, repeats: int) -> str:
+    around = f" ({spread.low:.2f}-{spread.high:.2f})" if repeats > 1 else ""
+    return f"{spread.median:.2f}{around}"
+
+
+def _ratio(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}"
+
+
+def _json(report: Report) -> str:
+    """Return one object: what was measured, how, the rows, and every run with its counts."""
+    plan = report.plan
+    sampling = asdict(plan.sampling)
+    del sampling["temperature"]
+    result = {
+        "engine": report.engine,
+        "max_tokens": plan.max_tokens,
+        "repeats": plan.repeats,
+        "seed": plan.seed,
+        "sampling": sampling,
+        "interrupted": report.interrupted,
+        "costs": asdict(report.costs),
+        "rows": [asdict(row) for row in report.rows],
+        "runs": [_counts(run) for run in report.runs],
+        "verdict": report.verdict,
+    }
+    return json.dumps(result, ensure_ascii=False, indent=2)
+
+
+def _counts(run: Run) -> dict[str, Any]:
+    """Return a run without its rounds, but with their sums."""
+    rounds = run.rounds
+    return {
+        "prompt": run.prompt,
+        "category": run.category,
+        "temperature": run.temperature,
+        "gamma": run.gamma,
+        "repeat": run.repeat,
+        "tokens": run.tokens,
+        "rounds": len(rounds),
+        "drafted": sum(round.drafted for round in rounds),
+        "accepted": sum(round.accepted for round in rounds),
+        "rejections": sum(round.rejected for round in rounds),
+        "draft_steps": sum(round.draft_steps for round in rounds),
+        "draft_s": sum(round.draft_s for round in rounds),
+        "target_s": sum(round.target_s for round in rounds),
+        "total_s": run.total_s,
+    }
+
+
+def _csv(report: Report) -> str:
+    """Return one line per row; a spread is three columns, positions are separated by spaces."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for i, row in enumerate(report.rows):
+        flat = _flat(row)
+        if i == 0:
+            writer.writerow(flat)
+        writer.writerow(flat.values())
+    return text.getvalue().rstrip("\n")
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in asdict(row).items():
+        if isinstance(value, dict):
+            flat |= {name: value["median"], f"{name}_low": value["low"]}
+            flat[f"{name}_high"] = value["high"]
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            flat[name] = " ".join("" if part is None else str(part) for part in value)
+        else:
+            flat[name] = value
+    return flat
+
+
+FORMATS: dict[str, Callable[[Report], str]] = {
+    "table": _table,
+    "json": _json,
+    "csv": _csv,
+    "md": _markdown,
+}

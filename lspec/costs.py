@@ -1,0 +1,96 @@
+"""What passes cost on this machine: the c and v of speculative decoding, measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+
+from lspec.model import LanguageModel
+
+MAX_WIDTH = 17
+_WIDTHS = (1, 2, 3, 5, 9, MAX_WIDTH)  # what lies between is interpolated
+_REPEATS = 5  # of each width at most
+_CONTEXT = 32  # tokens before a measured pass
+_ANY = 7  # a token id; which one does not matter
+
+Seconds = tuple[float, ...]  # of a pass of width 1, 2, … MAX_WIDTH
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds of the passes of both models by width; `draft` is None without one."""
+
+    draft: Seconds | None
+    target: Seconds
+
+    @property
+    def cost_coefficient(self) -> float | None:
+        """A draft step in target steps, c."""
+        return None if self.draft is None else self.draft[0] / self.target[0]
+
+    def verify_cost(self, gamma: int) -> float:
+        """A pass over gamma + 1 tokens in target steps, v. (Leviathan et al. assume 1.)"""
+        return self.target[gamma] / self.target[0]
+
+
+def measure(target: LanguageModel, draft: LanguageModel | None, *, budget_s: float = 1.5) -> Costs:
+    """Time passes of both models, each at least once and again while `budget_s` lasts.
+
+    Both caches are empty afterwards.
+    """
+    start = perf_counter()
+    draft_seconds = None if draft is None else _seconds(draft, start + 0.3 * budget_s)
+    return Costs(draft_seconds, _seconds(target, start + budget_s))
+
+
+def quick_check(costs: Costs, target: LanguageModel) -> bool:
+    """Return whether two passes of the target still cost what `costs` says, within a third.
+
+    The cache is empty afterwards.
+    """
+    target.truncate(0)
+    target.eval([_ANY] * _CONTEXT, rows=0)
+    for width in (1, 5):
+        target.truncate(_CONTEXT)
+        started = perf_counter()
+        target.eval([_ANY] * width, rows=width)
+        ratio = (perf_counter() - started) / costs.target[width - 1]
+        if not 2 / 3 < ratio < 3 / 2:
+            return False
+    target.truncate(0)
+    return True
+
+
+def interpolate(times: Mapping[int, float]) -> Seconds:
+    """Return the seconds for width 1 to MAX_WIDTH, straight lines between the given widths.
+
+    Beyond the widest given one the last slope goes on.
+    """
+    known = sorted(times)
+    result = []
+    for width in range(1, MAX_WIDTH + 1):
+        above = next((w for w in known if w >= width), known[-1])
+        below = max((w for w in known if w < above), default=above)
+        slope = (times[above] - times[below]) / (above - below) if above > below else 0.0
+        result.append(times[above] + slope * (width - above))
+    return tuple(result)
+
+
+def _seconds(model: LanguageModel, ends_at: float) -> Seconds:
+    """Return median seconds; widths come in turn until the time is over."""
+    times: dict[int, list[float]] = {}
+    model.truncate(0)
+    model.eval([_ANY] * _CONTEXT, rows=0)
+    model.eval([_ANY], rows=1)  # the first pass of a kind is slower
+    for _ in range(_REPEATS):
+        for width in _WIDTHS:
+            if len(times) == len(_WIDTHS) and perf_counter() > ends_at:
+                break
+            model.truncate(_CONTEXT)
+            started = perf_counter()
+            model.eval([_ANY] * width, rows=width)
+            times.setdefault(width, []).append(perf_counter() - started)
+    model.truncate(0)
+    return interpolate({width: median(seconds) for width, seconds in times.items()})

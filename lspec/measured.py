@@ -1,0 +1,57 @@
+"""The costs of a pair on this machine, remembered from one session to the next."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from time import perf_counter
+
+from lspec.costs import Costs, measure, quick_check
+from lspec.llama import VERSION, LlamaModel
+from lspec.paths import cache_dir
+
+_WORTH_REMEMBERING_S = 0.2
+
+
+def costs_of(target: LlamaModel, draft: LlamaModel | None) -> Costs:
+    """Return remembered costs if they still hold, else measure (at most about 1.5 s)."""
+    path = _path(target, draft)
+    remembered = _read(path)
+    if remembered is not None and quick_check(remembered, target):
+        return remembered
+    started = perf_counter()
+    costs = measure(target, draft)
+    if perf_counter() - started > _WORTH_REMEMBERING_S:
+        _write(path, costs)
+    return costs
+
+
+def _path(target: LlamaModel, draft: LlamaModel | None) -> Path:
+    """Name what the costs depend on: files, threads, device, llama.cpp."""
+    facts: list[object] = [VERSION, target.device]
+    for model in filter(None, (target, draft)):
+        for path in model.paths:
+            state = path.stat()
+            facts.append((str(path.resolve()), state.st_size, state.st_mtime_ns))
+    return cache_dir() / "costs" / f"{sha256(repr(facts).encode()).hexdigest()[:32]}.json"
+
+
+def _read(path: Path) -> Costs | None:
+    try:
+        costs = json.loads(path.read_text(encoding="utf-8"))
+        return Costs(costs["draft"] and tuple(costs["draft"]), tuple(costs["target"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(path: Path, costs: Costs) -> None:
+    new = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new.write_text(json.dumps(asdict(costs)), encoding="utf-8")
+        new.replace(path)
+    except OSError:  # a cache that cannot be written is measured again
+        new.unlink(missing_ok=True)

@@ -1,0 +1,73 @@
+"""One sentence about a benchmark, for results that were made up."""
+
+from __future__ import annotations
+
+from fabricated import a_row
+
+from lspec.verdict import verdict
+
+
+def test_pair_that_pays() -> None:
+    rows = [
+        a_row("code", 1.9),
+        a_row("creative", 0.91),
+        a_row("all", 1.5),
+        a_row("code", 1.2, gamma=8),
+        a_row("all", 1.1, gamma=8),
+        a_row("all", 1.25, gamma=2, temperature=1.0),
+    ]
+    assert verdict(rows) == (
+        "This pair pays on this machine: "
+        "at temperature 0 gamma 4 is best with 1.50 times plain (15.0 against 10.0 tok/s), "
+        "though not for creative (0.91); "
+        "at temperature 1 gamma 2 is best with 1.25 times plain (12.5 against 10.0 tok/s)."
+    )
+
+
+def test_pair_that_does_not_pay() -> None:
+    rows = [a_row("code", 0.8), a_row("all", 0.7), a_row("all", 0.5, gamma=8)]
+    assert verdict(rows) == (
+        "This pair does not pay on this machine: not at temperature 0, where gamma 4 is best with "
+        "0.70 times plain (7.0 against 10.0 tok/s): a round yields 3.00 tokens for the price of "
+        "2.50 single steps."
+    )
+
+
+def test_pair_that_pays_for_some_categories_only() -> None:
+    rows = [
+        a_row("code", 0.8),
+        a_row("copy", 1.6),
+        a_row("math", 1.1),
+        a_row("all", 0.9, gamma=4),
+        a_row("code", 0.6, gamma=8),
+        a_row("copy", 2.1, gamma=8),
+        a_row("math", 1.0, gamma=8),
+        a_row("all", 0.8, gamma=8),
+    ]
+    assert verdict(rows) == (
+        "This pair pays on this machine only in part: at temperature 0 for copy (2.10 with gamma 8)"
+        " and math (1.10 with gamma 4), while over all prompts gamma 4 is best with 0.90 times "
+        "plain (9.0 against 10.0 tok/s)."
+    )
+
+
+def test_pair_that_pays_at_one_temperature_only() -> None:
+    text = verdict([a_row("all", 1.5), a_row("all", 0.8, temperature=1.0)])
+    assert text.startswith("This pair pays on this machine only in part: at temperature 0 gamma 4")
+    assert "; not at temperature 1, where" in text
+
+
+def test_a_gain_within_the_noise_is_none() -> None:
+    assert "does not pay" in verdict([a_row("all", 1.02)])
+    uneven = verdict([a_row("all", 1.3, low=0.9)])
+    assert "does not pay" in uneven
+    assert "0.90 to 1.31" in uneven
+
+
+def test_automatic_gamma_is_named() -> None:
+    assert "gamma auto is best with 1.40" in verdict([a_row("all", 1.4, gamma="auto")])
+
+
+def test_nothing_measured_and_nothing_drafted_are_no_verdicts() -> None:
+    assert "Nothing was measured" in verdict([])
+    assert "No token was drafted" in verdict([a_row("all", 1.0, gamma="auto", alpha=None)])
