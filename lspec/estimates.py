@@ -22,25 +22,25 @@ class PassTimes:
 
     def __init__(self, measured: Seconds) -> None:
         self._measured = measured
-        self._recent: dict[int, deque[float]] = {}
+        self._recent: list[deque[float]] = [deque(maxlen=_RECENT) for _ in measured]
         self._drift: deque[float] = deque([1.0], maxlen=15)
+        self._expected = list(measured)
 
     def __call__(self, width: int) -> float:
         """Return the expected seconds of a pass of `width` tokens."""
-        expected = self._at_load(width) * median(self._drift)
-        return float(median([expected, expected, *self._recent.get(width, ())]))
+        last = len(self._expected)
+        return self._expected[min(width, last) - 1] * max(1.0, width / last)
 
     def observe(self, width: int, seconds: float) -> None:
         """Take note of a pass; one that took very long counts as twice what was expected."""
+        if width > len(self._measured):
+            return
         seconds = min(seconds, 2 * self(width))
-        self._recent.setdefault(width, deque(maxlen=_RECENT)).append(seconds)
-        self._drift.append(seconds / self._at_load(width))
-
-    def _at_load(self, width: int) -> float:
-        last = len(self._measured)
-        if width <= last:
-            return self._measured[width - 1]
-        return self._measured[-1] * width / last
+        self._recent[width - 1].append(seconds)
+        self._drift.append(seconds / self._measured[width - 1])
+        drift = median(self._drift)
+        for i, (measured, recent) in enumerate(zip(self._measured, self._recent, strict=True)):
+            self._expected[i] = median((measured * drift, measured * drift, *recent))
 
 
 class Acceptance:
@@ -73,4 +73,5 @@ class Acceptance:
 
 def confidence(row: FloatRow) -> float:
     """Return the probability of the likeliest token of `row` at temperature 1."""
-    return 1.0 / float(np.exp(row - row.max()).sum(dtype=np.float64))
+    shifted = row - row.max()
+    return 1.0 / float(np.exp(shifted, out=shifted).sum())

@@ -5,14 +5,12 @@ For every prompt and gamma: at the first token that differs, both runs are repla
 Each choice must be the argmax of its own row, and the gap between the two choices at most twice the
 largest difference of the rows: then floating point, not the method, made the choice.
 
-    scripts/check_greedy.py [--gammas 1,2,3,4,7] [--prompts code-1,chat-1] [--max-tokens 96]
+    scripts/check_greedy.py [--gammas 1,2,3,4,7,auto] [--prompts code-1,chat-1] [--max-tokens 96]
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 import numpy as np
@@ -20,13 +18,13 @@ import numpy as np
 import lspec
 from lspec.engine import Engine
 from lspec.model import FloatRow
+from lspec.prompts import BUILT_IN, read
+from lspec.request import Gamma
 from lspec.round import Round
 from lspec.template import tokenize_chat
 
-PROMPTS = Path(lspec.__file__).with_name("prompts.jsonl")
 
-
-def run(engine: Engine, prompt: list[int], gamma: int, max_tokens: int) -> list[Round]:
+def run(engine: Engine, prompt: list[int], gamma: Gamma, max_tokens: int) -> list[Round]:
     """Return the rounds of a greedy answer, evaluated from scratch."""
     chunks = engine.stream(prompt, temperature=0.0, gamma=gamma, max_tokens=max_tokens, reuse=False)
     return [chunk.round for chunk in chunks if chunk.round]
@@ -55,7 +53,7 @@ def row_at(engine: Engine, prompt: list[int], rounds: Sequence[Round], index: in
     raise AssertionError("the token was not emitted")
 
 
-def compare(engine: Engine, name: str, prompt: list[int], gamma: int, max_tokens: int) -> bool:
+def compare(engine: Engine, name: str, prompt: list[int], gamma: Gamma, max_tokens: int) -> bool:
     """Print how one speculative answer compares with the plain one; False if it is wrong."""
     plain, fast = (run(engine, prompt, g, max_tokens) for g in (0, gamma))
     a, b = tokens(plain), tokens(fast)
@@ -78,24 +76,23 @@ def compare(engine: Engine, name: str, prompt: list[int], gamma: int, max_tokens
 
 
 @click.command()
-@click.option("--gammas", default="1,2,3,4,7")
+@click.option("--gammas", default="1,2,3,4,7,auto")
 @click.option("--prompts", default="", help="Ids, separated by commas (default: all).")
 @click.option("--max-tokens", default=96)
 @click.option("--target", type=click.Path())
 @click.option("--draft", type=click.Path())
 def main(gammas: str, prompts: str, max_tokens: int, target: str | None, draft: str | None) -> None:
     """Compare and exit with 1 if any answer is wrong."""
-    cases = [json.loads(line) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
     wrong = 0
     with lspec.load(target=target, draft=draft) as engine:
         assert engine._render is not None
-        for case in cases:
-            if prompts and case["id"] not in prompts.split(","):
+        for case in read(BUILT_IN):
+            if prompts and case.id not in prompts.split(","):
                 continue
-            messages = [{"role": "user", "content": case["prompt"]}]
-            prompt = tokenize_chat(messages, engine._vocab, render=engine._render)
-            for gamma in map(int, gammas.split(",")):
-                wrong += not compare(engine, case["id"], prompt, gamma, max_tokens)
+            prompt = tokenize_chat(case.messages, engine._vocab, render=engine._render)
+            for gamma in gammas.split(","):
+                chosen = "auto" if gamma == "auto" else int(gamma)
+                wrong += not compare(engine, case.id, prompt, chosen, max_tokens)
     raise SystemExit(1 if wrong else 0)
 
 
