@@ -62,7 +62,7 @@ class Engine:
         self._owner: int | None = None
         self._drafter_name = drafter
         self._lookup = LookupDrafter()
-        self.gamma = gamma
+        self.gamma: Gamma = 0 if drafter == "none" else gamma
         self.n_ctx = target.n_ctx
         names = " + ".join(m.metadata("general.name") or "unnamed" for m in self._models)
         how = "plain decoding" if drafter == "none" else f"gamma {gamma}"
