@@ -70,7 +70,7 @@ class Plan:
 
 def check(engine: Engine, plan: Plan) -> None:
     """Refuse what `run` would stumble over half-way. Raises RequestError, ContextOverflowError."""
-    if engine._drafter_name == "none":
+    if engine.drafter == "none":
         raise RequestError(
             "nothing drafts here, so there is nothing to compare",
             hint="Name a pair, or a draft file with --draft.",
@@ -89,7 +89,7 @@ def calibrate(engine: Engine, *, budget_s: float) -> Costs:
 
     Nothing of earlier texts is left in the caches.
     """
-    target, draft = engine._target, engine._draft
+    target, draft = engine.target, engine.draft
     for cache in filter(None, (target, draft)):
         cache.truncate(0)
     return measure(target.model, None if draft is None else draft.model, budget_s=budget_s)

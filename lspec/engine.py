@@ -41,6 +41,9 @@ class Engine:
 
     Callers in other threads wait for their turn. The caches stay between calls: a prompt that
     begins like the last text is evaluated only from where it differs.
+
+    `target` and `draft` are the models with their caches, `vocab` the target's vocabulary: for
+    measuring, while no generation runs.
     """
 
     def __init__(
@@ -53,18 +56,18 @@ class Engine:
         chat_template: str | None,
     ) -> None:
         self._models = [target] if draft is None else [target, draft]
-        self._target = TokenCache(target)
-        self._draft = None if draft is None else TokenCache(draft)
-        self._vocab = target.vocab
+        self.target = TokenCache(target)
+        self.draft = None if draft is None else TokenCache(draft)
+        self.vocab = target.vocab
         template = chat_template or target.chat_template
-        self._render = chat_renderer(template, self._vocab) if template else None
+        self._render = chat_renderer(template, self.vocab) if template else None
         self._turn = threading.Lock()
         self._owner: int | None = None
-        self._drafter_name = drafter
+        self.drafter = drafter
         self._lookup = LookupDrafter()
         self.gamma: Gamma = 0 if drafter == "none" else gamma
         self.n_ctx = target.n_ctx
-        names = " + ".join(m.metadata("general.name") or "unnamed" for m in self._models)
+        names = " + ".join(model.paths[0].stem for model in self._models)
         how = "plain decoding" if drafter == "none" else f"gamma {gamma}"
         self.description = f"{names}, {target.device}, {how}"
 
@@ -114,7 +117,17 @@ class Engine:
     def tokenize(self, text: str) -> list[int]:
         """Return the ids of a raw prompt; the text of a control token is read as that token."""
         self._models[0].require_open()
-        return self._vocab.tokenize(text, bos=True, special=True)
+        return self.vocab.tokenize(text, bos=True, special=True)
+
+    def tokenize_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Return the ids of the prompt that the chat template makes. Raises RequestError."""
+        self._models[0].require_open()
+        if self._render is None:
+            raise RequestError(
+                "this model has no chat template",
+                hint="Use `lspec generate`, or give a template with --chat-template FILE.",
+            )
+        return tokenize_chat(messages, self.vocab, render=self._render)
 
     def generate(
         self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]
@@ -143,19 +156,13 @@ class Engine:
         self, messages: Sequence[Message], **options: Unpack[RequestOptions]
     ) -> Iterator[Chunk]:
         """Answer `messages` chunk by chunk; see `chat`. Closing the iterator ends it early."""
-        self._models[0].require_open()
-        if self._render is None:
-            raise RequestError(
-                "this model has no chat template",
-                hint="Use `lspec generate`, or give a template with --chat-template FILE.",
-            )
-        return self._start(tokenize_chat(messages, self._vocab, render=self._render), options)
+        return self._start(self.tokenize_chat(messages), options)
 
     def _start(self, prompt: list[int], options: RequestOptions) -> Iterator[Chunk]:
         request = check_request(
-            prompt, options, n_ctx=self.n_ctx, n_vocab=self._target.model.n_vocab, gamma=self.gamma
+            prompt, options, n_ctx=self.n_ctx, n_vocab=self.target.model.n_vocab, gamma=self.gamma
         )
-        return self._run(request, Answer(request, self._vocab.piece))
+        return self._run(request, Answer(request, self.vocab.piece))
 
     def _run(self, request: Request, answer: Answer) -> Iterator[Chunk]:
         """Play `request`. The time between chunks is the consumer's and is not counted."""
@@ -182,38 +189,38 @@ class Engine:
         started = perf_counter()
         if not request.reuse:
             self._forget()
-        tally.reused_tokens = self._target.reuse(request.prompt[:-1])
+        tally.reused_tokens = self.target.reuse(request.prompt[:-1])
         finished = decoder.prefill(request.prompt, request.should_stop)
         tally.prompt_s = perf_counter() - started
         return finished
 
     def _forget(self) -> None:
-        for cache in filter(None, (self._target, self._draft)):
+        for cache in filter(None, (self.target, self.draft)):
             cache.truncate(0)
 
     def _decoder(self, request: Request) -> Decoder:
-        target = self._target.model
+        target = self.target.model
         gamma = request.gamma
         controller = self._adaptive if gamma == "auto" else FixedGamma(gamma)
         return Decoder(
-            target=self._target,
-            drafter=self._drafter(request),
+            target=self.target,
+            drafter=self._choose_drafter(request),
             sampler=TruncatingSampler(request.sampling, n_vocab=target.n_vocab),
             rule=RejectionRule(Noise(request.seed)),
             controller=controller,
-            ends=self._vocab.ends,
+            ends=self.vocab.ends,
         )
 
-    def _drafter(self, request: Request) -> Drafter:
+    def _choose_drafter(self, request: Request) -> Drafter:
         """Choose by name; "auto" copies as well where the controller can tell when that pays."""
-        if self._drafter_name == "none" or request.gamma == 0:
+        if self.drafter == "none" or request.gamma == 0:
             return NoDrafter()
-        if self._drafter_name == "ngram" or self._draft is None:
+        if self.drafter == "ngram" or self.draft is None:
             return self._lookup
-        shared = min(self._target.model.n_vocab, self._draft.model.n_vocab)
+        shared = min(self.target.model.n_vocab, self.draft.model.n_vocab)
         sampler = TruncatingSampler(request.sampling, n_vocab=shared)
-        model = ModelDrafter(self._draft, sampler, ends=self._vocab.ends)
-        if self._drafter_name == "auto" and request.gamma == "auto":
+        model = ModelDrafter(self.draft, sampler, ends=self.vocab.ends)
+        if self.drafter == "auto" and request.gamma == "auto":
             return HybridDrafter(self._lookup, model)
         return model
 

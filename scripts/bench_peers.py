@@ -31,7 +31,6 @@ import llama_cpp
 import lspec
 from lspec import prompts
 from lspec.machine import usable_cores
-from lspec.template import tokenize_chat
 
 FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 N_CTX = 2048
@@ -164,10 +163,9 @@ def main(
             for name, command in server_commands(server_path, target, draft, threads).items():
                 port = stack.enter_context(server(command))
                 sides[name] = server_side(port, temperature, max_tokens)
-        assert engine._render is not None
         for _ in range(repeats):
             for prompt in prompts.select(prompts.read(prompts.BUILT_IN), limit=limit):
-                ids = tokenize_chat(prompt.messages, engine._vocab, render=engine._render)
+                ids = engine.tokenize_chat(prompt.messages)
                 for name, play in sides.items():
                     count, seconds = play(ids)
                     if count > 1:

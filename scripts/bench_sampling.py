@@ -105,7 +105,7 @@ def compare(model: LlamaModel, row: FloatRow, setting: Setting, repeats: int) ->
 def main(target: str | None, text: str, repeats: int) -> None:
     """Compare all settings and exit with 1 if a bar is missed."""
     with lspec.load(target=target, drafter="none", n_ctx=256) as engine:
-        model = engine._target.model
+        model = engine.target.model
         assert isinstance(model, LlamaModel)
         row = model.eval(engine.tokenize(text), rows=1)[0]
         confident = lspec_side(row, SamplingParams(0.8, 0, 1.0, 0.0))

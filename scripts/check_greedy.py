@@ -21,7 +21,6 @@ from lspec.model import FloatRow
 from lspec.prompts import BUILT_IN, read
 from lspec.request import Gamma
 from lspec.round import Round
-from lspec.template import tokenize_chat
 
 
 def run(engine: Engine, prompt: list[int], gamma: Gamma, max_tokens: int) -> list[Round]:
@@ -37,7 +36,7 @@ def tokens(rounds: Sequence[Round]) -> list[int]:
 
 def row_at(engine: Engine, prompt: list[int], rounds: Sequence[Round], index: int) -> FloatRow:
     """Play the target's passes again and return the logits behind emitted token `index`."""
-    target = engine._target
+    target = engine.target
     target.truncate(0)
     target.catch_up(prompt[:-1])
     text = list(prompt)
@@ -85,11 +84,10 @@ def main(gammas: str, prompts: str, max_tokens: int, target: str | None, draft: 
     """Compare and exit with 1 if any answer is wrong."""
     wrong = 0
     with lspec.load(target=target, draft=draft) as engine:
-        assert engine._render is not None
         for case in read(BUILT_IN):
             if prompts and case.id not in prompts.split(","):
                 continue
-            prompt = tokenize_chat(case.messages, engine._vocab, render=engine._render)
+            prompt = engine.tokenize_chat(case.messages)
             for gamma in gammas.split(","):
                 chosen = "auto" if gamma == "auto" else int(gamma)
                 wrong += not compare(engine, case.id, prompt, chosen, max_tokens)

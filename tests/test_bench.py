@@ -41,7 +41,7 @@ PLAN = Plan(
 class Recorder:
     """An engine that notes what it is asked; a plain round takes 1 s, any other 1.5 s."""
 
-    _drafter_name = "model"
+    drafter = "model"
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
@@ -142,7 +142,7 @@ def test_wrong_temperature_is_refused_by_the_plan() -> None:
 
 def test_engine_that_drafts_nothing_is_refused() -> None:
     engine = Recorder()
-    engine._drafter_name = "none"
+    engine.drafter = "none"
     with pytest.raises(RequestError, match="nothing to compare"):
         check(engine, PLAN)  # type: ignore[arg-type]
 
