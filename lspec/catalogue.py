@@ -137,9 +137,9 @@ def read_tables(path: Path) -> dict[str, Any] | None:
     """Return the parsed TOML of `path`, None where there is no such file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise CatalogueError(
             f"The catalogue {path} cannot be read: {error}.", hint="Correct or remove that file."
         ) from error

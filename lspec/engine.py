@@ -142,7 +142,7 @@ class Engine:
         self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]
     ) -> Iterator[Chunk]:
         """Continue `prompt` chunk by chunk; see `generate`. Closing the iterator ends it early."""
-        tokens = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        tokens = self.tokenize(prompt) if isinstance(prompt, str) else prompt
         return self._start(tokens, options)
 
     def chat(self, messages: Sequence[Message], **options: Unpack[RequestOptions]) -> Completion:
@@ -158,7 +158,7 @@ class Engine:
         """Answer `messages` chunk by chunk; see `chat`. Closing the iterator ends it early."""
         return self._start(self.tokenize_chat(messages), options)
 
-    def _start(self, prompt: list[int], options: RequestOptions) -> Iterator[Chunk]:
+    def _start(self, prompt: Sequence[int], options: RequestOptions) -> Iterator[Chunk]:
         request = check_request(
             prompt, options, n_ctx=self.n_ctx, n_vocab=self.target.model.n_vocab, gamma=self.gamma
         )

@@ -186,7 +186,7 @@ def chat_renderer(template: str, vocab: Vocab) -> Callable[[list[Message]], str]
     def render(messages: list[Message]) -> str:
         try:
             return str(formatter(messages=messages).prompt)
-        except (TemplateError, ValueError, TypeError) as error:
+        except Exception as error:  # a template is a program, and may fail in any way
             raise RequestError(f"the chat template refuses these messages: {error}") from None
 
     return render
@@ -312,7 +312,8 @@ def _load(paths: Sequence[Path], params: Any) -> Any:
 
 def _context(model: Any, path: Path, options: LoadOptions, *, n_batch: int) -> Any:
     params = lib.llama_context_default_params()
-    params.n_ctx = min(options.n_ctx, lib.llama_model_n_ctx_train(model))
+    # llama.cpp's own window must hold a whole prompt chunk; the one asked for is ours to enforce.
+    params.n_ctx = max(256, min(options.n_ctx, lib.llama_model_n_ctx_train(model)))
     params.n_batch = params.n_ubatch = n_batch
     params.n_outputs_max = options.max_rows
     # Where the state is recurrent, keep it for as many tokens as a round may have to take back.
@@ -337,13 +338,16 @@ def _free(context: Any, model: Any, batch: Any) -> None:
 
 def _require_gguf(path: Path) -> None:
     """Refuse what is no GGUF file before llama.cpp sees it."""
+    hint = "Give the path of a .gguf file, or the name of a pair (`lspec ls`)."
     try:
+        if path.exists() and not path.is_file():
+            raise ModelLoadError(f"{path} is not a file", hint=hint)
         with path.open("rb") as file:
             magic = file.read(4)
     except OSError as error:
-        raise ModelLoadError(f"cannot read {path}: {error.strerror}") from None
+        raise ModelLoadError(f"cannot read {path}: {error.strerror}", hint=hint) from None
     if magic != b"GGUF":
-        raise ModelLoadError(f"{path} is not a GGUF file")
+        raise ModelLoadError(f"{path} is not a GGUF file", hint=hint)
 
 
 def _why() -> str:

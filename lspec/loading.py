@@ -18,6 +18,7 @@ from lspec.request import MAX_GAMMA, check_gamma
 log = logging.getLogger("lspec")
 
 DEFAULT_GAMMA = 4
+MAX_THREADS = 512  # llama.cpp's own limit
 DEFAULT_N_CTX = 4096
 
 
@@ -57,6 +58,8 @@ def load(
     options = LoadOptions(n_ctx, MAX_GAMMA + 1, n_gpu_layers=n_gpu_layers, n_threads=n_threads)
     target_model = LlamaModel(target_files, options)
     draft_model = None
+    if target_model.n_ctx < n_ctx:
+        log.warning("the window is %d tokens: the model was trained on no more", target_model.n_ctx)
     try:
         if kind != "none" and not _can_roll_back(target_model, "target"):
             kind = "none"
@@ -90,6 +93,8 @@ def _check(*, exact: bool, **sizes: int | None) -> None:
     for name, size in sizes.items():
         if size is not None and size < 1:
             raise RequestError(f"{name} must be 1 or more, not {size}")
+    if (sizes.get("n_threads") or 1) > MAX_THREADS:
+        raise RequestError(f"n_threads must be at most {MAX_THREADS}, not {sizes['n_threads']}")
 
 
 def _files(
@@ -98,10 +103,12 @@ def _files(
     """Return the files of target and draft; the latter may be none."""
     if target is not None:
         if pair is not None:
-            raise RequestError("give a pair or a target file, not both")
+            raise RequestError(
+                "give a pair or a target file, not both", hint="Leave out PAIR or --target."
+            )
         return [Path(target)], [] if draft is None else [Path(draft)]
     if draft is not None:
-        raise RequestError("a draft file needs a target file")
+        raise RequestError("a draft file needs a target file", hint="Name one with --target.")
     from lspec import catalogue, store
 
     chosen = catalogue.load().pair(pair)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
@@ -18,7 +19,10 @@ _WORTH_REMEMBERING_S = 0.2
 
 def costs_of(target: LlamaModel, draft: LlamaModel | None) -> Costs:
     """Return remembered costs if they still hold, else measure (at most about 1.5 s)."""
-    path = _path(target, draft)
+    try:
+        path = _path(target, draft)
+    except OSError:  # the files are gone since they were loaded
+        return measure(target, draft)
     remembered = _read(path)
     if remembered is not None and quick_check(remembered, target):
         return remembered
@@ -54,4 +58,5 @@ def _write(path: Path, costs: Costs) -> None:
         new.write_text(json.dumps(asdict(costs)), encoding="utf-8")
         new.replace(path)
     except OSError:  # a cache that cannot be written is measured again
-        new.unlink(missing_ok=True)
+        with suppress(OSError):
+            new.unlink()

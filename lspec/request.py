@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import Literal, TypedDict
 
 from lspec.errors import ContextOverflowError, RequestError
@@ -32,7 +33,7 @@ class RequestOptions(TypedDict, total=False):
     top_p: float
     min_p: float
     max_tokens: int | None
-    stop: str | Sequence[str]
+    stop: str | Sequence[str] | None
     seed: int | None
     gamma: Gamma | None  # drafted tokens per round; 0 decodes plainly
     reuse: bool  # False: evaluate the whole prompt, whatever the caches hold
@@ -62,6 +63,7 @@ def check_request(
     """
     if unknown := options.keys() - RequestOptions.__annotations__.keys():
         raise TypeError(f"unknown option {min(unknown)!r}")
+    prompt = _token_ids(prompt)
     if not prompt:
         raise RequestError("the prompt is empty")
     if not all(0 <= token < n_vocab for token in prompt):
@@ -70,17 +72,17 @@ def check_request(
         raise ContextOverflowError(
             f"the prompt has {len(prompt)} tokens and the window {n_ctx}: no room for an answer"
         )
-    max_tokens, seed, stop = options.get("max_tokens"), options.get("seed"), options.get("stop", ())
-    if max_tokens is not None and max_tokens < 0:
-        raise RequestError(f"max_tokens must be 0 or more, not {max_tokens}")
-    asked = options.get("gamma")
+    max_tokens, seed = options.get("max_tokens"), options.get("seed")
     room = n_ctx - len(prompt)
+    if max_tokens is not None:
+        room = min(room, whole_number("max_tokens", max_tokens))
+    asked = options.get("gamma")
     return Request(
         prompt=prompt,
         sampling=_sampling(options),
-        max_tokens=room if max_tokens is None else min(max_tokens, room),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        seed=secrets.randbits(32) if seed is None else seed,
+        max_tokens=room,
+        stop=_stops(options.get("stop")),
+        seed=secrets.randbits(32) if seed is None else _whole("seed", seed),
         gamma=gamma if asked is None else check_gamma(asked),
         reuse=options.get("reuse", True),
         should_stop=options.get("should_stop") or (lambda: False),
@@ -91,15 +93,43 @@ def check_gamma(gamma: int | str) -> Gamma:
     """Return `gamma` if it can be used. Raises RequestError."""
     if gamma == "auto":
         return "auto"
-    if isinstance(gamma, str) or not 0 <= gamma <= MAX_GAMMA:
+    if isinstance(gamma, str) or not 0 <= _whole("gamma", gamma) <= MAX_GAMMA:
         raise RequestError(f"gamma must be 'auto' or between 0 and {MAX_GAMMA}, not {gamma}")
-    return gamma
+    return _whole("gamma", gamma)
+
+
+def whole_number(name: str, value: int) -> int:
+    """Return `value` if it is a whole number of 0 or more. Raises RequestError."""
+    if _whole(name, value) < 0:
+        raise RequestError(f"{name} must be 0 or more, not {value}")
+    return _whole(name, value)
+
+
+def _whole(name: str, value: int) -> int:
+    """Return a number of any integer type as an int."""
+    try:
+        return index(value)
+    except TypeError:
+        raise RequestError(f"{name} must be a whole number, not {value!r}") from None
+
+
+def _token_ids(prompt: Sequence[int]) -> list[int]:
+    if isinstance(prompt, bytes | str):
+        raise RequestError("a prompt is a text or token ids, not bytes")
+    return [_whole("a token id", token) for token in prompt]
+
+
+def _stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if not all(isinstance(s, str) for s in stops):
+        raise RequestError("a stop string is a text")
+    return stops
 
 
 def _sampling(options: RequestOptions) -> SamplingParams:
     """Return `options["sampling"]`, or what its fields say when they are given one by one."""
     fields = {k: v for k, v in options.items() if k in SamplingParams.__dataclass_fields__}
-    if "sampling" not in options:
+    if options.get("sampling") is None:
         return SamplingParams(**fields)  # type: ignore[arg-type]
     if fields:
         raise RequestError(f"give `sampling` or {', '.join(fields)}, not both")

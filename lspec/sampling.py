@@ -18,6 +18,7 @@ IdArray = npt.NDArray[np.int32]
 
 _BLOCK = 512  # weights per partial sum of a dense distribution
 _COLD = 1e-30  # temperatures below are 0: dividing float32 by them would overflow
+_HOT = 1e30  # and those above make every token as likely
 _GAP = 8.0  # first guess of how far below the largest logit the interesting ones lie
 
 
@@ -148,7 +149,7 @@ class TruncatingSampler:
             return Distribution.one_hot(best)
         ids = _truncate(row, float(top), self._params)
         weights = row - top if ids is None else row[ids] - top
-        weights /= np.float32(self._params.temperature)
+        weights /= np.float32(min(self._params.temperature, _HOT))
         return Distribution(ids, np.exp(weights, out=weights))
 
     def accept(self, tokens: Sequence[int]) -> None:

@@ -32,6 +32,7 @@ def tokenize_chat(
     mark put inside that text keeps it apart, and the rendered chat is tokenized in parts that end
     at the marks: each part is then ordinary text there.
     """
+    messages = list(messages)
     _check(messages)
     found = [c for c in vocab.control_texts if any(c in m["content"] for m in messages)]
     mark = _unused(messages) if found else ""

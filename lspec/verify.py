@@ -30,7 +30,7 @@ class Noise:
     """
 
     def __init__(self, seed: int) -> None:
-        self._key = struct.pack("<Q", seed % 2**64)
+        self._key = struct.pack("<Q", int(seed) % 2**64)
 
     def uniform(self, start: int, position: int, purpose: Purpose) -> float:
         """Return a number in [0, 1) for `position` in the round that starts at `start`."""

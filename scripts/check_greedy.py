@@ -78,12 +78,20 @@ def compare(engine: Engine, name: str, prompt: list[int], gamma: Gamma, max_toke
 @click.option("--gammas", default="1,2,3,4,7,auto")
 @click.option("--prompts", default="", help="Ids, separated by commas (default: all).")
 @click.option("--max-tokens", default=96)
+@click.option("--drafter", default="auto", help="auto, model or ngram.")
 @click.option("--target", type=click.Path())
 @click.option("--draft", type=click.Path())
-def main(gammas: str, prompts: str, max_tokens: int, target: str | None, draft: str | None) -> None:
+def main(
+    gammas: str,
+    prompts: str,
+    max_tokens: int,
+    drafter: str,
+    target: str | None,
+    draft: str | None,
+) -> None:
     """Compare and exit with 1 if any answer is wrong."""
     wrong = 0
-    with lspec.load(target=target, draft=draft) as engine:
+    with lspec.load(target=target, draft=draft, drafter=drafter) as engine:
         for case in read(BUILT_IN):
             if prompts and case.id not in prompts.split(","):
                 continue

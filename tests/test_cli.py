@@ -204,3 +204,52 @@ def test_version() -> None:
     import lspec
 
     assert lspec.__version__ in run("--version").stdout
+
+
+def shell(command: str, pair: list[str], **env: str) -> subprocess.CompletedProcess[str]:
+    """Run `lspec` through a shell, for its redirections; $PAIR holds the model options."""
+    return subprocess.run(
+        ["bash", "-c", command.replace("lspec", f"{sys.executable} -m lspec")],
+        capture_output=True,
+        text=True,
+        env={**ENVIRONMENT, "PAIR": " ".join(pair), **env},
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("command", ["generate $PAIR -p x --max-tokens 2", "ls"])
+def test_closed_and_full_streams_do_not_upset_it(pair: list[str], command: str) -> None:
+    assert shell(f"lspec {command} <&-", pair).returncode == 0
+    assert shell(f"lspec {command} >&-", pair).returncode == 0
+    full = shell(f"lspec {command} >/dev/full", pair)
+    assert full.returncode in (0, 1)
+    assert "Traceback" not in full.stderr
+
+
+def test_characters_that_the_terminal_lacks_are_replaced(tmp_path: Path, pair: list[str]) -> None:
+    template = tmp_path / "t"
+    template.write_text("é漢")
+    done = shell(
+        f"lspec chat $PAIR -p x --seed 1 --temperature 2 --max-tokens 99 --chat-template {template}",
+        pair,
+        PYTHONIOENCODING="ascii",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_typed_pair_outranks_files_in_the_environment() -> None:
+    done = run("show", "no-such-pair", env={"LSPEC_TARGET": "/no/such"})
+    assert "no-such-pair" in done.stderr
+    done = run("generate", "no-such-pair", "-p", "x", env={"LSPEC_TARGET": "/no/such"})
+    assert "no-such-pair" in done.stderr
+
+
+def test_config_folder_that_cannot_be_made_is_no_catalogue() -> None:
+    assert run("ls", env={"XDG_CONFIG_HOME": "/dev/null"}).returncode == 0
+
+
+def test_cache_that_cannot_be_written_only_forgets(pair: list[str]) -> None:
+    env = {"XDG_CACHE_HOME": "/dev/null"}
+    done = run("generate", *pair, "-p", "x", "--gamma", "auto", "--max-tokens", "2", env=env)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tiny
 
@@ -268,6 +269,11 @@ def test_any_text_can_be_asked(engine: lspec.Engine, text: str) -> None:
         ({"gamma": 17}, "gamma"),
         ({"gamma": -1}, "gamma"),
         ({"stop": ""}, "stop"),
+        ({"stop": [1]}, "stop"),
+        ({"stop": b"a"}, "stop"),
+        ({"seed": "x"}, "seed"),
+        ({"max_tokens": 2.5}, "max_tokens"),
+        ({"gamma": 2.5}, "gamma"),
         ({"sampling": lspec.SamplingParams(), "top_k": 3}, "not both"),
     ],
 )
@@ -283,7 +289,7 @@ def test_misspelt_option_is_a_type_error(engine: lspec.Engine) -> None:
         engine.generate(PROMPT, temprature=0)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("prompt", ["", [], [-1], [10**6]])
+@pytest.mark.parametrize("prompt", ["", [], [-1], [10**6], b"def", [1.5], [None]])
 def test_prompt_without_meaning_is_refused(engine: lspec.Engine, prompt: str | list[int]) -> None:
     with pytest.raises(lspec.RequestError):
         engine.generate(prompt)
@@ -306,6 +312,7 @@ def test_messages_without_meaning_are_refused(engine: lspec.Engine, messages: li
         ({"exact": True}, "exact"),
         ({"n_ctx": 0}, "n_ctx"),
         ({"n_threads": 0}, "n_threads"),
+        ({"n_threads": 10**11}, "n_threads"),
         ({"pair": "x"}, "not both"),
         ({"drafter": "model", "draft": None}, "draft"),
         ({"target": None}, "target"),
@@ -367,5 +374,36 @@ def test_template_that_refuses_the_messages_is_a_request_error(chat_model: Path)
     with (
         lspec.load(target=chat_model, drafter="none", chat_template=template) as engine,
         pytest.raises(lspec.RequestError, match="roles must alternate"),
+    ):
+        engine.chat(HELLO)
+
+
+def test_integers_of_any_type_and_messages_of_any_sequence_will_do(engine: lspec.Engine) -> None:
+    ids = np.array(engine.tokenize(PROMPT))
+    done = engine.generate(ids, max_tokens=np.int64(5), seed=np.int32(3), stop=None)  # type: ignore[arg-type]
+    assert done.tokens == engine.generate(PROMPT, max_tokens=5, seed=3, reuse=False).tokens
+    assert engine.chat(iter(HELLO), max_tokens=1).stats.prompt_tokens > 0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("n_ctx", [1, 2, 16])
+@pytest.mark.parametrize("gamma", [4, "auto"])
+def test_tiny_windows_do_not_upset_llama_cpp(
+    chat_model: Path, chat_draft: Path, n_ctx: int, gamma: int | str
+) -> None:
+    with lspec.load(target=chat_model, draft=chat_draft, n_ctx=n_ctx, gamma=gamma) as engine:
+        if n_ctx == 1:
+            with pytest.raises(lspec.ContextOverflowError):
+                engine.generate([65])
+        else:
+            assert len(engine.generate([65], temperature=0.0).tokens) <= n_ctx - 1
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ 1/0 }}", "{% for i in range(10**9) %}{% endfor %}", "{{ messages[9].x.y }}"]
+)
+def test_template_that_fails_in_any_way_is_a_request_error(chat_model: Path, template: str) -> None:
+    with (
+        lspec.load(target=chat_model, drafter="none", chat_template=template) as engine,
+        pytest.raises(lspec.RequestError, match="template refuses"),
     ):
         engine.chat(HELLO)

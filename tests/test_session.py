@@ -199,6 +199,9 @@ def test_settings_reach_the_engine() -> None:
         ("/set temperature -1", "temperature must be 0 or more, not -1.0"),
         ("/set gamma 99", "gamma must be 'auto' or between 0 and 16, not 99"),
         ("/save", "a file name is missing"),
+        ("/save /", "a file name is missing"),
+        ("/save a\0b", "a file name is missing"),
+        ("/set max-tokens -5", "max_tokens must be 0 or more, not -5"),
         ("/load /no/such/file", "cannot read /no/such/file: No such file or directory"),
         ("/save /no/such/file", "cannot write /no/such/file: No such file or directory"),
     ],
@@ -266,3 +269,35 @@ def test_saved_file_is_plain_json(tmp_path: Path) -> None:
     file = tmp_path / "talk.json"
     check(ScriptedEngine("Ä."), f">>> ü\nÄ.\n>>> /save {file}\n! saved 2 messages")
     assert json.loads(file.read_text(encoding="utf-8"))["messages"][1]["content"] == "Ä."
+
+
+def test_save_into_a_folder_leaves_nothing_behind(tmp_path: Path) -> None:
+    folder = tmp_path / "d"
+    folder.mkdir()
+    check(ScriptedEngine(), f">>> /save {folder}\n? cannot write {folder}: Is a directory")
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_retry_after_loading_a_question_without_answer(tmp_path: Path) -> None:
+    file = tmp_path / "talk.json"
+    file.write_text('{"messages": [{"role": "user", "content": "hi"}]}')
+    engine = ScriptedEngine("A.")
+    check(engine, f">>> /load {file}\n! loaded 1 messages\n>>> /retry\nA.")
+
+
+def test_deeply_nested_file_is_no_conversation(tmp_path: Path) -> None:
+    file = tmp_path / "talk.json"
+    file.write_text("[" * 100_000)
+    check(ScriptedEngine(), f">>> /load {file}\n? {file} is not a saved conversation")
+
+
+def test_settings_can_be_taken_back() -> None:
+    engine = ScriptedEngine("A.")
+    check(engine, ">>> /set seed 5\n>>> /set seed none\n>>> x\nA.")
+    assert "seed" not in engine.options[0]
+
+
+def test_same_question_again_interrupted_leaves_the_first_answer_alone() -> None:
+    engine = ScriptedEngine("A.", "^C", "B.")
+    check(engine, ">>> x\nA.\n>>> x\n\n>>> /retry\nB.")
+    assert contents(engine.asked[2]) == ["x", "A.", "x"]

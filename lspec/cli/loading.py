@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 import lspec
-from lspec.cli.answer import on_terminal
+from lspec.cli.answer import on_terminal, stop_on_interrupt
 from lspec.cli.options import ModelChoice
 from lspec.cli.output import note
 
@@ -27,4 +27,10 @@ def load(models: ModelChoice) -> lspec.Engine:
         from lspec.cli.models import pull_missing
 
         pull_missing(models.pair)
-    return lspec.load(models.pair, **models.load)
+    # llama.cpp calls back into Python while it loads, where a KeyboardInterrupt would be lost.
+    with stop_on_interrupt() as pressed:
+        engine = lspec.load(models.pair, **models.load)
+    if pressed():
+        engine.close()
+        raise KeyboardInterrupt
+    return engine

@@ -55,7 +55,7 @@ ENGINE_OPTIONS = (
     ),
     _option("--exact", is_flag=True, hidden=True),
     _option("--ctx", type=click.IntRange(1), help="Window in tokens (default 4096)."),
-    _option("--threads", type=click.IntRange(1), help="CPU threads (default: physical cores)."),
+    _option("--threads", type=click.IntRange(1, 512), help="CPU threads (default: all cores)."),
     _option("--gpu-layers", type=int, help="Layers of each model on the GPU (default: all)."),
     _option("--chat-template", type=FILE, help="A Jinja2 file to use instead of the model's own."),
 )
@@ -125,8 +125,11 @@ def split() -> tuple[ModelChoice, dict[str, Any]]:
     if "chat_template" in given:
         load["chat_template"] = _read(given["chat_template"])
     pair = given.get("pair")
-    if "target" in load and ctx.get_parameter_source("pair") == ParameterSource.ENVIRONMENT:
-        pair = None  # what is typed outranks the environment
+    typed = {k for k in given if ctx.get_parameter_source(k) == ParameterSource.COMMANDLINE}
+    if "pair" in typed:  # what is typed outranks the environment
+        load = {k: v for k, v in load.items() if k not in {"target", "draft"} - typed}
+    elif "target" in load:
+        pair = None
     options: dict[str, Any] = {
         k: given[k] for k in ("max_tokens", "seed", "stop") if given.get(k) not in (None, ())
     }

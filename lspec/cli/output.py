@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from io import TextIOWrapper
+from pathlib import Path
 from typing import Any
 
 import click
@@ -52,6 +54,7 @@ def run_reporting_errors(command: Callable[..., Any]) -> None:
 
     With LSPEC_DEBUG=1 an LspecError shows its traceback as well.
     """
+    _require_streams()
     try:
         result = command(standalone_mode=False)
         code = result if isinstance(result, int) else 0
@@ -65,8 +68,21 @@ def run_reporting_errors(command: Callable[..., Any]) -> None:
         # The reader went away (`| head`): point stdout at nothing so that the exit is quiet too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except OSError as error:
+        if os.environ.get("LSPEC_DEBUG"):
+            raise
+        code = report(errors.LspecError(f"the system refused: {error}"))
     except errors.LspecError as error:
         if os.environ.get("LSPEC_DEBUG"):
             raise
         code = report(error)
     sys.exit(code)
+
+
+def _require_streams() -> None:
+    """Stand in for streams that the caller has closed; never fail at a character of the answer."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")

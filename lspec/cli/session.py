@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 
 from lspec.engine import Engine
 from lspec.errors import LspecError, RequestError
-from lspec.request import Chunk, Completion, check_gamma
+from lspec.request import Chunk, Completion, check_gamma, whole_number
 from lspec.sampling import SamplingParams
 
 HELP = """\
@@ -32,6 +33,9 @@ HELP = """\
 /bye               leave (or Ctrl-D)
 //text             a message that begins with a slash
 \"\"\"                begins and ends a message of several lines"""
+
+
+_MOST_BYTES = 2**24  # of a saved conversation
 
 
 class Screen(Protocol):
@@ -61,6 +65,7 @@ class Session:
         self._system = system
         self._turns: list[dict[str, str]] = []  # user and assistant messages
         self._asked: str | None = None  # the last message, for /retry and /edit
+        self._joined = False  # whether it and its answer are the end of the history
         self._done: Completion | None = None
         self._options = dict(options)
         self._sampling: SamplingParams = self._options.pop("sampling", SamplingParams())
@@ -79,7 +84,7 @@ class Session:
 
     def _ask(self, text: str, *, seed: int | None = None) -> None:
         """Answer `text` after the conversation so far; what came of it joins the history."""
-        self._asked = text
+        self._asked, self._joined = text, False
         messages = [*self._messages(), {"role": "user", "content": text}]
         options: dict[str, Any] = {**self._options, "sampling": self._sampling}
         if seed is not None:
@@ -92,6 +97,7 @@ class Session:
         self._done = done
         if done.text:
             self._turns += [messages[-1], {"role": "assistant", "content": done.text}]
+            self._joined = True
         if done.finish_reason == "length" and "max_tokens" not in self._options:
             self._screen.note("the window is full: /clear starts a new conversation")
 
@@ -140,8 +146,9 @@ class Session:
 
     def _take_back(self) -> None:
         """Remove the last exchange, unless its answer was empty and it never joined the history."""
-        if self._turns and self._turns[-2]["content"] == self._asked:
+        if self._joined:
             del self._turns[-2:]
+            self._joined = False
 
     def _do_system(self, text: str) -> None:
         self._system = text or None
@@ -155,8 +162,10 @@ class Session:
         elif name in SamplingParams.__dataclass_fields__:
             kind = int if name == "top_k" else float
             self._sampling = replace(self._sampling, **{name: _number(value, kind)})
+        elif name in ("max_tokens", "seed") and value == "none":
+            self._options.pop(name, None)
         elif name in ("max_tokens", "seed"):
-            self._options[name] = _number(value, int)
+            self._options[name] = whole_number(name, _number(value, int))
         elif name == "gamma":
             self._options[name] = check_gamma(value if value == "auto" else _number(value, int))
         else:
@@ -186,22 +195,27 @@ class Session:
             new.write_text(text + "\n", encoding="utf-8")
             new.replace(path)
         except OSError as error:
+            with suppress(OSError):
+                new.unlink()
             raise RequestError(f"cannot write {path}: {error.strerror}") from None
         self._screen.note(f"saved {len(self._turns)} messages")
 
     def _do_load(self, name: str) -> None:
         path = _path(name)
         try:
+            if path.stat().st_size > _MOST_BYTES:
+                raise ValueError
             messages = json.loads(path.read_text(encoding="utf-8"))["messages"]
             turns = [{k: str(m[k]) for k in ("role", "content")} for m in messages]
         except OSError as error:
             raise RequestError(f"cannot read {path}: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise RequestError(f"{path} is not a saved conversation") from None
         self._system = turns.pop(0)["content"] if turns and turns[0]["role"] == "system" else None
         self._turns = turns
         asked = [m["content"] for m in turns if m["role"] == "user"]
         self._asked = asked[-1] if asked else None
+        self._joined = [m["role"] for m in turns[-2:]] == ["user", "assistant"]
         self._screen.note(f"loaded {len(turns)} messages")
 
 
@@ -218,6 +232,10 @@ def _number(text: str, kind: type[Any]) -> Any:
 
 
 def _path(name: str) -> Path:
-    if not name:
+    try:
+        path = Path(name).expanduser()
+    except RuntimeError as error:
+        raise RequestError(str(error)) from None
+    if not path.name or "\0" in name:
         raise RequestError("a file name is missing")
-    return Path(name).expanduser()
+    return path

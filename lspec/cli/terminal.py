@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import click
@@ -12,7 +12,7 @@ import click
 from lspec.cli.answer import show, stop_on_interrupt
 from lspec.cli.output import note, report
 from lspec.cli.session import Session
-from lspec.errors import LspecError
+from lspec.errors import LspecError, RequestError
 from lspec.request import Chunk, Completion
 
 PROMPT, CONTINUED, FENCE = ">>> ", "... ", '"""'
@@ -46,7 +46,10 @@ class Terminal:
 
     def edit(self, text: str) -> str | None:
         """Open the user's editor on `text`."""
-        return click.edit(text)
+        try:
+            return click.edit(text)
+        except click.ClickException as error:
+            raise RequestError(error.message, hint="Set EDITOR to an editor.") from None
 
 
 def converse(session: Session, *, history: Path) -> None:
@@ -77,7 +80,8 @@ def _read() -> str:
         text = line.lstrip().removeprefix(FENCE)
         while not text.rstrip().endswith(FENCE):
             text += "\n" + input(CONTINUED)
-        return text.rstrip().removesuffix(FENCE)
+        text = text.rstrip().removesuffix(FENCE)
+        return f"/{text}" if text.startswith("/") else text  # never a command
     except KeyboardInterrupt:
         raise _Dropped from None
 
@@ -100,8 +104,9 @@ def _line_editing(history: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        readline.set_history_length(_HISTORY_LINES)
-        history.parent.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(history, os.O_CREAT | os.O_WRONLY, 0o600))
-        history.chmod(0o600)
-        readline.write_history_file(history)
+        with suppress(OSError):  # a folder that cannot be written has no history
+            readline.set_history_length(_HISTORY_LINES)
+            history.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(history, os.O_CREAT | os.O_WRONLY, 0o600))
+            history.chmod(0o600)
+            readline.write_history_file(history)
