@@ -231,7 +231,7 @@ def test_characters_that_the_terminal_lacks_are_replaced(tmp_path: Path, pair: l
     template = tmp_path / "t"
     template.write_text("é漢")
     done = shell(
-        f"lspec chat $PAIR -p x --seed 1 --temperature 2 --max-tokens 99 --chat-template {template}",
+        f"lspec chat $PAIR -p x --seed 1 --temperature 2 --max-tokens 9 --chat-template {template}",
         pair,
         PYTHONIOENCODING="ascii",
     )
