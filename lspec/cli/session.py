@@ -25,7 +25,8 @@ HELP = """\
 /retry             another answer to the last message
 /edit              change the last message in an editor and ask again
 /system TEXT       set the system message; without TEXT remove it
-/set NAME VALUE    temperature, top-k, top-p, min-p, max-tokens, seed, gamma; alone: show them
+/set NAME VALUE    temperature, top-k, top-p, min-p, gamma; max-tokens, seed (or none)
+/set               show the settings
 /stats             what the last answer cost
 /drafts            colour drafted tokens, or stop it
 /save FILE         write the conversation to a file
