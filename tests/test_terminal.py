@@ -49,14 +49,14 @@ class Typist:
 
         Python's readline loses a signal that comes in the microseconds before it waits for input.
         """
-        self.type(key)
-        while not re.search(pattern, self._unread):
-            ready, _, _ = select.select([self._screen], [], [], 1)
-            if ready:
+        for _ in range(10):
+            self.type(key)
+            while select.select([self._screen], [], [], 1)[0]:
                 self._unread += os.read(self._screen, 65536).decode(errors="replace")
-            else:
-                self.type(key)
-        self.read_until(pattern)
+                if re.search(pattern, self._unread):
+                    self.read_until(pattern)
+                    return
+        pytest.fail(f"{pattern!r} did not appear in {self._unread[-500:]!r}")
 
     def read_until(self, pattern: str) -> str:
         """Return what appears up to the end of `pattern`; fail if it does not come."""
@@ -82,6 +82,14 @@ def _own_terminal() -> None:
     import termios
 
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """Hear Ctrl-C, also where the tests run in the background of a shell, which ignores it."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
 
 
 @pytest.fixture
