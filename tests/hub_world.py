@@ -159,3 +159,10 @@ def all_files(*folders: Path) -> list[str]:
         for path in folder.rglob("*")
         if path.is_file() and not skipped & {*path.parts} and path.name != "CACHEDIR.TAG"
     )
+
+
+BIG, SMALL = gguf_bytes(20_000), gguf_bytes(5_000, seed=1)
+
+
+def plain_pair() -> Pair:
+    return pair(model("big", BIG), model("small", SMALL))

