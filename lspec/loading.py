@@ -17,7 +17,6 @@ from lspec.request import MAX_GAMMA, check_gamma
 
 log = logging.getLogger("lspec")
 
-DEFAULT_GAMMA = 4
 MAX_THREADS = 512  # llama.cpp's own limit
 DEFAULT_N_CTX = 4096
 
@@ -31,7 +30,7 @@ def load(
     draft_n_ctx: int | None = None,
     n_gpu_layers: int = -1,
     n_threads: int | None = None,
-    gamma: int | str = DEFAULT_GAMMA,
+    gamma: int | str = "auto",
     drafter: str = "auto",
     exact: bool = False,
     chat_template: str | None = None,
@@ -41,9 +40,10 @@ def load(
     `n_ctx` is the window in tokens, `draft_n_ctx` the draft's own (None: the same). `n_gpu_layers`
     -1 offloads every layer of both models where the installed llama-cpp-python can. `n_threads`
     None means the physical cores that this process may use. `gamma` is the number of drafted
-    tokens per round; "auto" measures what pays (up to 1.5 s at the first request) and 0 decodes
-    plainly. `drafter` is "model", "ngram" (copies from the text itself, no draft needed), "none",
-    or "auto": the model if there is one, and with gamma "auto" n-grams as well.
+    tokens per round: "auto" drafts as far as it pays (passes are timed once, for up to 1.5 s, and
+    remembered), 0 decodes plainly. `drafter` is "model", "ngram" (copies from the text itself, no
+    draft needed), "none", or "auto": the model if there is one, and with gamma "auto" n-grams as
+    well.
 
     Raises RequestError, CatalogueError, ModelLoadError, IncompatiblePairError.
     """

@@ -5,7 +5,9 @@
 
 Sides: lspec (gamma auto), lspec plain, `llama_cpp.Llama` plain, and llama-server with a draft at
 several draft lengths, alone and with its n-gram drafting. All take turns prompt by prompt, so that
-a machine which gets slower while it works favours nobody. Each side's own decode time counts.
+a machine which gets slower while it works favours nobody. Each side's own decode time counts. All
+settings of llama-server at once take long: find the best on a few prompts (--limit 1), then give
+that one with --types and --n-max for the whole set.
 
 llama-server of the very same llama.cpp: unpack llama-cpp-python's source distribution, then
 `cmake -B build vendor/llama.cpp && cmake --build build --target llama-server`.
@@ -13,6 +15,7 @@ llama-server of the very same llama.cpp: unpack llama-cpp-python's source distri
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 import subprocess
@@ -117,16 +120,16 @@ def server(command: list[str]) -> Iterator[int]:
             running.terminate()
 
 
-def server_commands(path: Path, target: Path, draft: Path, threads: int) -> dict[str, list[str]]:
-    """Return the command of each llama-server to compare with."""
+def server_commands(
+    path: Path, target: Path, draft: Path, threads: int, settings: list[tuple[str, str]]
+) -> dict[str, list[str]]:
+    """Return the command of llama-server for each setting (--spec-type, --spec-draft-n-max)."""
     common = [str(path), "-m", str(target), "-md", str(draft), "-c", str(N_CTX), "-np", "1"]
     common += ["-t", str(threads), "-tb", str(threads), "--no-webui"]
-    commands = {}
-    for types in ("draft-simple", "ngram-simple,draft-simple"):
-        for n in (2, 3, 4, 6):
-            name = f"llama-server {types} n-max {n}"
-            commands[name] = [*common, "--spec-type", types, "--spec-draft-n-max", str(n)]
-    return commands
+    return {
+        f"llama-server {kinds} n-max {n}": [*common, "--spec-type", kinds, "--spec-draft-n-max", n]
+        for kinds, n in settings
+    }
 
 
 @click.command()
@@ -137,6 +140,8 @@ def server_commands(path: Path, target: Path, draft: Path, threads: int) -> dict
 @click.option("--max-tokens", type=int, default=128, show_default=True)
 @click.option("--repeats", type=int, default=1, show_default=True)
 @click.option("--limit", type=int, help="Prompts per category (default: all).")
+@click.option("--types", multiple=True, default=("draft-simple", "ngram-simple,draft-simple"))
+@click.option("--n-max", multiple=True, default=("2", "3", "4", "6"))
 def main(
     server_path: Path | None,
     target: Path,
@@ -145,6 +150,8 @@ def main(
     max_tokens: int,
     repeats: int,
     limit: int | None,
+    types: tuple[str, ...],
+    n_max: tuple[str, ...],
 ) -> None:
     """Print tokens per second of each side, overall and by category."""
     threads = usable_cores()
@@ -160,7 +167,9 @@ def main(
             "llama_cpp.Llama plain": llama_side(target, temperature, max_tokens, threads),
         }
         if server_path:
-            for name, command in server_commands(server_path, target, draft, threads).items():
+            settings = list(itertools.product(types, n_max))
+            commands = server_commands(server_path, target, draft, threads, settings)
+            for name, command in commands.items():
                 port = stack.enter_context(server(command))
                 sides[name] = server_side(port, temperature, max_tokens)
         for _ in range(repeats):
@@ -168,6 +177,7 @@ def main(
                 ids = engine.tokenize_chat(prompt.messages)
                 for name, play in sides.items():
                     count, seconds = play(ids)
+                    click.echo(f"{prompt.id}: {name} {count} tokens, {seconds:.2f} s", err=True)
                     if count > 1:
                         rates[name][prompt.category].append(count / seconds)
     categories = list(next(iter(rates.values())))

@@ -16,7 +16,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 @pytest.fixture
 def engine(chat_model: Path, chat_draft: Path) -> Iterator[lspec.Engine]:
-    with lspec.load(target=chat_model, draft=chat_draft, n_ctx=512) as engine:
+    with lspec.load(target=chat_model, draft=chat_draft, gamma=4, n_ctx=512) as engine:
         yield engine
 
 
@@ -43,7 +43,7 @@ def test_same_seed_same_tokens_streamed_or_not_and_in_another_engine(
     first = engine.generate(PROMPT, seed=7, max_tokens=60)
     again = engine.generate(PROMPT, seed=7, max_tokens=60, reuse=False)
     *chunks, last = engine.stream(PROMPT, seed=7, max_tokens=60, reuse=False)
-    with lspec.load(target=chat_model, draft=chat_draft, n_ctx=512) as other:
+    with lspec.load(target=chat_model, draft=chat_draft, gamma=4, n_ctx=512) as other:
         elsewhere = other.generate(PROMPT, seed=7, max_tokens=60)
     assert last.completion is not None
     assert first.tokens == again.tokens == last.completion.tokens == elsewhere.tokens
@@ -62,7 +62,7 @@ def test_seed_is_drawn_where_none_is_given_and_repeats_the_answer(engine: lspec.
 def test_stop_string_cuts_at_the_earliest_match_and_no_part_of_it_is_streamed(
     endless: tuple[Path, Path], gamma: int
 ) -> None:
-    with lspec.load(target=endless[0], draft=endless[1]) as engine:
+    with lspec.load(target=endless[0], draft=endless[1], gamma=4) as engine:
         whole = engine.generate(PROMPT, temperature=0.0, max_tokens=60, gamma=0).text
         stops = [whole[30:34], whole[20:23], whole[21:25]]
         cut = min(whole.find(stop) for stop in stops)
@@ -78,7 +78,7 @@ def test_stop_string_cuts_at_the_earliest_match_and_no_part_of_it_is_streamed(
 
 @pytest.mark.parametrize("max_tokens", [0, 1, 2, 3])
 def test_never_more_than_max_tokens(endless: tuple[Path, Path], max_tokens: int) -> None:
-    with lspec.load(target=endless[0], draft=endless[1]) as engine:
+    with lspec.load(target=endless[0], draft=endless[1], gamma=4) as engine:
         done = engine.generate(PROMPT, max_tokens=max_tokens, gamma=8)
     assert len(done.tokens) == done.stats.generated_tokens == max_tokens
     assert done.finish_reason == "length"
@@ -86,7 +86,7 @@ def test_never_more_than_max_tokens(endless: tuple[Path, Path], max_tokens: int)
 
 @pytest.mark.parametrize(("length", "left"), [(120, 8), (127, 1)])
 def test_full_window_ends_with_length(endless: tuple[Path, Path], length: int, left: int) -> None:
-    with lspec.load(target=endless[0], draft=endless[1], n_ctx=128) as engine:
+    with lspec.load(target=endless[0], draft=endless[1], gamma=4, n_ctx=128) as engine:
         done = engine.generate([65] * length, gamma=8)
     assert (len(done.tokens), done.finish_reason) == (left, "length")
 
@@ -96,7 +96,7 @@ def test_prompt_that_fills_the_window_is_one_error_with_both_numbers(
     endless: tuple[Path, Path], length: int
 ) -> None:
     with (
-        lspec.load(target=endless[0], draft=endless[1], n_ctx=128) as engine,
+        lspec.load(target=endless[0], draft=endless[1], gamma=4, n_ctx=128) as engine,
         pytest.raises(lspec.ContextOverflowError, match=rf"{length} tokens.* 128"),
     ):
         engine.generate([65] * length)
@@ -105,7 +105,9 @@ def test_prompt_that_fills_the_window_is_one_error_with_both_numbers(
 def test_full_draft_window_goes_on_plainly_with_one_notice(
     endless: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with lspec.load(target=endless[0], draft=endless[1], n_ctx=256, draft_n_ctx=64) as engine:
+    with lspec.load(
+        target=endless[0], draft=endless[1], gamma=4, n_ctx=256, draft_n_ctx=64
+    ) as engine:
         rounds = [
             chunk.round
             for chunk in engine.stream(PROMPT, temperature=0.0, max_tokens=150)
@@ -122,7 +124,7 @@ def test_full_draft_window_goes_on_plainly_with_one_notice(
 
 def test_nothing_follows_an_end_token_inside_an_accepted_draft(models: Path) -> None:
     path = tiny.write_chat_model(models / "ends.gguf", seed=11, end_bias=4.0)
-    with lspec.load(target=path, draft=path) as engine:
+    with lspec.load(target=path, draft=path, gamma=4) as engine:
         rounds = [c.round for c in engine.stream(PROMPT, gamma=8, seed=1) if c.round]
         first = engine.chat(HELLO, gamma=8, seed=1)
         assert rounds[-1].ended
@@ -159,7 +161,7 @@ def test_second_turn_reuses_the_first_and_an_edited_history_is_trimmed(
 def test_padded_ids_are_never_drafted_nor_emitted(models: Path) -> None:
     target = tiny.write_chat_model(models / "padded.gguf", seed=3, padding=100)
     draft = tiny.write_chat_model(models / "padded-draft.gguf", seed=3, blur=0.1, padding=3)
-    with lspec.load(target=target, draft=draft) as engine:
+    with lspec.load(target=target, draft=draft, gamma=4) as engine:
         done = engine.generate(PROMPT, temperature=2.0, top_k=0, top_p=1.0, min_p=0.0, seed=1)
     assert done.stats.accepted > 0
     assert max(done.tokens) < tiny.CHAT_SIZE
@@ -170,7 +172,7 @@ def test_mismatched_vocabularies_are_refused_naming_the_first_difference(
 ) -> None:
     draft = tiny.write_chat_model(models / "other.gguf", merged="th")
     with pytest.raises(lspec.IncompatiblePairError, match=r"token 256 is 'he' .* 'th'"):
-        lspec.load(target=chat_model, draft=draft)
+        lspec.load(target=chat_model, draft=draft, gamma=4)
 
 
 def test_stop_request_keeps_what_is_there_and_the_next_answer_is_right(
@@ -229,7 +231,7 @@ def test_asking_in_the_middle_of_ones_own_stream_is_an_error_not_a_deadlock(
 def test_recurrent_target_decodes_plainly_with_a_notice(
     mamba_model: Path, chat_draft: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with lspec.load(target=mamba_model, draft=chat_draft) as engine:
+    with lspec.load(target=mamba_model, draft=chat_draft, gamma=4) as engine:
         first = engine.generate(PROMPT, temperature=0.0, max_tokens=30)
         again = engine.generate(PROMPT, temperature=0.0, max_tokens=30)
     assert first.stats.drafted == 0
@@ -239,7 +241,7 @@ def test_recurrent_target_decodes_plainly_with_a_notice(
 
 @pytest.mark.parametrize("gamma", [1, 4, 16])
 def test_hybrid_target_rolls_back_rightly(lfm2_model: Path, chat_draft: Path, gamma: int) -> None:
-    with lspec.load(target=lfm2_model, draft=chat_draft) as engine:
+    with lspec.load(target=lfm2_model, draft=chat_draft, gamma=4) as engine:
         plain = engine.generate(PROMPT, temperature=0.0, max_tokens=60, gamma=0)
         done = engine.generate(PROMPT, temperature=0.0, max_tokens=60, gamma=gamma)
         again = engine.generate(PROMPT + "!", temperature=0.0, max_tokens=60, gamma=gamma)
@@ -331,7 +333,7 @@ def test_single_model_drafts_from_its_own_text(
     endless: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     repeated = "one two three four one two three four one two"
-    with lspec.load(target=endless[0]) as engine:
+    with lspec.load(target=endless[0], gamma=4) as engine:
         done = engine.generate(repeated, temperature=0.0, max_tokens=60)
         plain = engine.generate(repeated, temperature=0.0, max_tokens=60, gamma=0)
     assert done.stats.drafted > 0

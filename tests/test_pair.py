@@ -41,7 +41,7 @@ def test_draft_makes_rounds_fewer_than_tokens_and_leaves_the_text_alone(
     pair: store.PairFiles,
 ) -> None:
     args = ("-p", "def quicksort(arr):", "--temperature", "0", "--max-tokens", "64")
-    fast, plain = generate(*args), generate(*args, "--drafter", "none")
+    fast, plain = generate(*args, "--gamma", "4"), generate(*args, "--drafter", "none")
     stats = fast["stats"]
     assert isinstance(stats, dict)
     assert stats["rounds"] < stats["generated_tokens"]
@@ -59,7 +59,7 @@ def test_greedy_text_equals_plain_decoding_up_to_ties(pair: store.PairFiles) -> 
 def test_nothing_follows_the_end_token_of_a_draft_accepted_in_full(
     pair: store.PairFiles,
 ) -> None:
-    with lspec.load(target=pair.target[0], draft=pair.target[0], n_ctx=512) as engine:
+    with lspec.load(target=pair.target[0], draft=pair.target[0], gamma=4, n_ctx=512) as engine:
         rounds = [c.round for c in engine.stream_chat(GRASS, gamma=8, temperature=0.0) if c.round]
         first = engine.chat(GRASS, gamma=8, temperature=0.0)
         turns = [
@@ -113,7 +113,7 @@ def test_memory_stays_near_files_and_caches(pair: store.PairFiles) -> None:
     caches = 4096 * 2 * 2 * (28 * 256 + 24 * 128)
     code = (
         "import lspec, pathlib, re, sys\n"
-        "with lspec.load(target=sys.argv[1], draft=sys.argv[2]) as engine:\n"
+        "with lspec.load(target=sys.argv[1], draft=sys.argv[2], gamma=4) as engine:\n"
         "    engine.generate('def f(x):' * 100, max_tokens=40, temperature=1.0, top_k=0)\n"
         "status = pathlib.Path('/proc/self/status').read_text()\n"
         "print(re.search(r'VmHWM:\\s+(\\d+)', status)[1])\n"
@@ -140,7 +140,7 @@ def test_another_family_as_draft_is_refused_naming_the_first_difference(
     with pytest.raises(
         lspec.IncompatiblePairError, match=r"token 0 is '<\|endoftext\|>'|token 0 is '!'"
     ):
-        lspec.load(target=pair.target[0], draft=smollm2)
+        lspec.load(target=pair.target[0], draft=smollm2, gamma=4)
 
 
 def test_catalogue_knows_the_pair_on_disk(pair: store.PairFiles) -> None:

@@ -65,7 +65,7 @@ MODEL_OPTIONS = (
     _option(
         "--gamma",
         type=Gamma(),
-        help="Drafted tokens per round, 0 to 16; auto: what pays (default 4).",
+        help="Drafted tokens per round, 0 to 16; auto (default): what pays.",
     ),
     *ENGINE_OPTIONS,
 )
