@@ -24,10 +24,11 @@ from lspec.errors import (
 )
 
 if TYPE_CHECKING:
+    from lspec.dropin import Llama
     from lspec.engine import Engine
     from lspec.loading import load
+    from lspec.params import SamplingParams
     from lspec.request import Chunk, Completion
-    from lspec.sampling import SamplingParams
     from lspec.stats import Stats
 
 __version__ = "0.1.0"
@@ -41,6 +42,7 @@ __all__ = [
     "DownloadError",
     "Engine",
     "IncompatiblePairError",
+    "Llama",
     "LspecError",
     "ModelLoadError",
     "RequestError",
@@ -54,8 +56,9 @@ _LAZY = {
     "Chunk": "lspec.request",
     "Completion": "lspec.request",
     "Engine": "lspec.engine",
+    "Llama": "lspec.dropin",
     "load": "lspec.loading",
-    "SamplingParams": "lspec.sampling",
+    "SamplingParams": "lspec.params",
     "Stats": "lspec.stats",
 }
 

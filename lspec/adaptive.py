@@ -20,7 +20,7 @@ from lspec.controller import Outlook, Plan
 from lspec.costs import MAX_WIDTH, Costs
 from lspec.estimates import Acceptance, PassTimes, confidence
 from lspec.model import FloatRow
-from lspec.round import Round
+from lspec.round import Round, Source
 
 # Classes of the draft's confidence and of the length of a match, with what to expect at first.
 _CONFIDENCE = (0.15, 0.3, 0.45, 0.6, 0.75, 0.85, 0.93, 0.98)
@@ -126,14 +126,15 @@ class AdaptiveGamma:
             self._seconds = self._seconds * _KEPT + round.draft_s + round.target_s
         elif self._draft is not None:
             self._idle_s += round.target_s
-        if not round.copied:
+        if Source.NGRAM not in round.proposed:
             self._by_match.fade(_FADE)
-        for i in range(round.accepted + round.rejected):
+        kinds = iter(self._kinds)
+        for i, source in enumerate(round.proposed[: round.accepted + round.rejected]):
             accepted = i < round.accepted
-            if i < round.copied:
+            if source is Source.NGRAM:
                 self._by_match.observe(self._match_kind(i), accepted)
-            else:
-                self._by_confidence.observe(self._kinds[i - round.copied], accepted)
+            elif source is Source.DRAFT:
+                self._by_confidence.observe(next(kinds), accepted)
                 self._mean.observe(0, accepted)
         if self._probing and round.drafted and not round.rejected:
             self._idle_s = float("inf")  # it went well: try again at once
@@ -141,12 +142,12 @@ class AdaptiveGamma:
     def _observe_draft(self, round: Round) -> None:
         """Split the draft's seconds into its passes; the first one may have read several tokens."""
         assert self._draft is not None
-        first = self._outlook.pending + round.copied
-        expected = self._draft(first) + (round.draft_steps - 1) * self._draft(1)
+        first, *others = round.draft_widths(self._outlook.pending)
+        expected = self._draft(first) + sum(map(self._draft, others))
         factor = round.draft_s / expected
         self._draft.observe(first, self._draft(first) * factor)
-        if round.draft_steps > 1:
-            self._draft.observe(1, self._draft(1) * factor)
+        if others:
+            self._draft.observe(others[-1], self._draft(others[-1]) * factor)
 
     def _best_copy(self) -> tuple[int, float]:
         """Return how many tokens to copy, and the tokens per second of such a round."""

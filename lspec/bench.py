@@ -10,9 +10,9 @@ from lspec.comparison import Gamma, Run
 from lspec.costs import Costs, measure
 from lspec.engine import Engine
 from lspec.errors import LspecError, RequestError
+from lspec.params import SamplingParams
 from lspec.prompts import Prompt
 from lspec.request import Chunk, check_gamma
-from lspec.sampling import SamplingParams
 
 _WARM_UP_TOKENS = 16
 
@@ -92,7 +92,12 @@ def calibrate(engine: Engine, *, budget_s: float) -> Costs:
     target, draft = engine.target, engine.draft
     for cache in filter(None, (target, draft)):
         cache.truncate(0)
-    return measure(target.model, None if draft is None else draft.model, budget_s=budget_s)
+    return measure(
+        target.model,
+        None if draft is None else draft.model,
+        widest=engine.max_width,
+        budget_s=budget_s,
+    )
 
 
 def run(

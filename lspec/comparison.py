@@ -238,7 +238,7 @@ def draft_widths(rounds: Iterable[Round]) -> Iterator[int]:
             continue
         if pending > MAX_PENDING:
             pending = KEPT
-        yield pending + round.copied
-        yield from [1] * (round.draft_steps - 1)
-        known = round.copied + round.draft_steps - 1  # drafted tokens in the draft's cache
+        widths = list(round.draft_widths(pending))
+        yield from widths
+        known = sum(widths) - pending  # drafted tokens in the draft's cache
         pending = 1 + round.accepted - min(round.accepted, known)

@@ -9,8 +9,9 @@ from time import perf_counter
 
 from lspec.errors import RollbackError
 from lspec.model import LanguageModel
+from lspec.round import MAX_GAMMA
 
-MAX_WIDTH = 17
+MAX_WIDTH = MAX_GAMMA + 1
 _WIDTHS = (1, 2, 3, 5, 9, MAX_WIDTH)  # what lies between is interpolated
 _REPEATS = 5  # of each width at most
 _CONTEXT = 32  # tokens before a measured pass
@@ -36,23 +37,29 @@ class Costs:
         return self.target[gamma] / self.target[0]
 
 
-def measure(target: LanguageModel, draft: LanguageModel | None, *, budget_s: float = 1.5) -> Costs:
+def measure(
+    target: LanguageModel,
+    draft: LanguageModel | None,
+    *,
+    widest: int = MAX_WIDTH,
+    budget_s: float = 1.5,
+) -> Costs:
     """Time passes of both models, each at least once and again while `budget_s` lasts.
 
-    Both caches are empty afterwards.
+    The target takes passes of `widest` tokens at most. Both caches are empty afterwards.
     """
     start = perf_counter()
-    draft_seconds = None if draft is None else _seconds(draft, start + 0.3 * budget_s)
-    return Costs(draft_seconds, _seconds(target, start + budget_s))
+    draft_seconds = None if draft is None else _seconds(draft, start + 0.3 * budget_s, MAX_WIDTH)
+    return Costs(draft_seconds, _seconds(target, start + budget_s, widest))
 
 
-def quick_check(costs: Costs, target: LanguageModel) -> bool:
+def quick_check(costs: Costs, target: LanguageModel, *, widest: int = MAX_WIDTH) -> bool:
     """Return whether two passes of the target still cost what `costs` says, within a third.
 
     The cache is empty afterwards.
     """
     target.truncate(0)
-    for width in (1, 5):
+    for width in (1, min(5, widest)):
         _prepare(target)
         started = perf_counter()
         target.eval([_ANY] * width, rows=width)
@@ -78,15 +85,16 @@ def interpolate(times: Mapping[int, float]) -> Seconds:
     return tuple(result)
 
 
-def _seconds(model: LanguageModel, ends_at: float) -> Seconds:
+def _seconds(model: LanguageModel, ends_at: float, widest: int) -> Seconds:
     """Return median seconds; widths come in turn until the time is over."""
+    widths = sorted({min(width, widest) for width in _WIDTHS})
     times: dict[int, list[float]] = {}
     model.truncate(0)
     _prepare(model)
     model.eval([_ANY], rows=1)  # the first pass of a kind is slower
     for _ in range(_REPEATS):
-        for width in _WIDTHS:
-            if len(times) == len(_WIDTHS) and perf_counter() > ends_at:
+        for width in widths:
+            if len(times) == len(widths) and perf_counter() > ends_at:
                 break
             _prepare(model)
             started = perf_counter()

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from lspec.controller import Controller
+from lspec.controller import Controller, Plan
 from lspec.drafters import Drafter
 from lspec.errors import RollbackError
-from lspec.model import TokenCache
-from lspec.round import Proposal, Round, Source
+from lspec.logprobs import token_logprob
+from lspec.model import FloatRows, TokenCache
+from lspec.round import MAX_GAMMA, Plain, Proposal, Round, Source, TokenLogprob
 from lspec.sampling import Sampler
 from lspec.verify import Rule
 
@@ -28,6 +29,8 @@ class Decoder:
     rule: Rule
     controller: Controller
     ends: frozenset[int]
+    max_drafted: int = MAX_GAMMA  # per round; 0: plain decoding, and nothing is forced either
+    top_logprobs: int | None = None  # how many of the likeliest to report for each token
 
     def prefill(self, prompt: Sequence[int], should_stop: Callable[[], bool]) -> bool:
         """Bring both caches to `prompt` but its last token; False if stopped before that.
@@ -69,8 +72,11 @@ class Decoder:
     def _round(self, text: list[int], left: int, should_stop: Callable[[], bool]) -> Round | None:
         """Play one round after `text`, emitting 1 to `left` tokens; None if it was stopped."""
         draft_s, draft_passes, target_s = self._costs()
-        plan = self.controller.plan(left - 1, self.drafter.outlook)
-        proposal = self.drafter.propose(plan, self.controller, self.rule)
+        limit = min(left - 1, self.max_drafted)
+        forced = Proposal.chosen(self.sampler.forced()[:limit] if limit else (), Source.GRAMMAR)
+        outlook = replace(self.drafter.outlook, match=0) if forced.tokens else self.drafter.outlook
+        plan = self.controller.plan(limit, outlook)
+        proposal = self.drafter.propose(forced, plan, self.controller, self.rule)
         if should_stop():
             self.drafter.commit(())
             return None
@@ -89,8 +95,7 @@ class Decoder:
         round = Round(
             tokens=tokens,
             source=(*proposal.source[: verdict.accepted], Source.TARGET)[: len(tokens)],
-            drafted=len(drafted),
-            copied=proposal.source.count(Source.NGRAM),
+            proposed=proposal.source,
             accepted=verdict.accepted,
             rejected=verdict.accepted < len(drafted),
             ended=ended,
@@ -98,9 +103,26 @@ class Decoder:
             draft_steps=draft_passes_after - draft_passes,
             draft_s=draft_s_after - draft_s,
             target_s=target_s_after - target_s,
+            plain=None if drafted else self._why_plain(limit, plan),
+            logprobs=self._logprobs(rows, tokens),
         )
         self.controller.observe(round)
         return round
+
+    def _why_plain(self, limit: int, plan: Plan) -> Plain:
+        if not self.max_drafted:
+            return Plain.OFF
+        if not limit:
+            return Plain.LAST
+        return Plain.SOURCE if plan.gamma else Plain.COST
+
+    def _logprobs(self, rows: FloatRows, tokens: tuple[int, ...]) -> tuple[TokenLogprob, ...]:
+        if self.top_logprobs is None:
+            return ()
+        return tuple(
+            token_logprob(row, token, self.top_logprobs)
+            for row, token in zip(rows, tokens, strict=False)
+        )
 
     def _costs(self) -> tuple[float, int, float]:
         return self.drafter.seconds, self.drafter.passes, self.target.seconds

@@ -10,7 +10,7 @@ from lspec.controller import Controller, Outlook, Plan
 from lspec.lookup import SuffixIndex
 from lspec.model import TokenCache, common_prefix
 from lspec.round import Proposal, Source
-from lspec.sampling import Distribution, Sampler
+from lspec.sampling import Sampler
 from lspec.verify import Rule
 
 log = logging.getLogger("lspec")
@@ -37,8 +37,8 @@ class Drafter(Protocol):
     def start(self, text: Sequence[int], should_stop: Callable[[], bool]) -> None:
         """Begin a request with `text`; `should_stop` is read before every pass of it."""
 
-    def propose(self, plan: Plan, controller: Controller, rule: Rule) -> Proposal:
-        """Return at most `plan.gamma` tokens, as far as `controller` goes along."""
+    def propose(self, start: Proposal, plan: Plan, controller: Controller, rule: Rule) -> Proposal:
+        """Continue `start` up to `plan.gamma` tokens in all, as far as `controller` goes along."""
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Append what the round emitted and forget drafted tokens that were not."""
@@ -54,9 +54,9 @@ class NoDrafter:
     def start(self, text: Sequence[int], should_stop: Callable[[], bool]) -> None:
         """Do nothing."""
 
-    def propose(self, plan: Plan, controller: Controller, rule: Rule) -> Proposal:
-        """Return an empty proposal."""
-        return Proposal()
+    def propose(self, start: Proposal, plan: Plan, controller: Controller, rule: Rule) -> Proposal:
+        """Return `start`."""
+        return start
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Do nothing."""
@@ -86,10 +86,11 @@ class LookupDrafter:
             known, self._index = 0, SuffixIndex()
         self._index.extend(text[known:])
 
-    def propose(self, plan: Plan, controller: Controller, rule: Rule) -> Proposal:
-        """Copy `plan.copied` tokens."""
-        tokens = self._index.propose(plan.copied)
-        return Proposal(tokens, (None,) * len(tokens), (Source.NGRAM,) * len(tokens))
+    def propose(self, start: Proposal, plan: Plan, controller: Controller, rule: Rule) -> Proposal:
+        """Copy `plan.copied` tokens, which follow the text and not what `start` has."""
+        if start.tokens:
+            return start
+        return Proposal.chosen(self._index.propose(plan.copied), Source.NGRAM)
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Append what the round emitted."""
@@ -142,18 +143,16 @@ class ModelDrafter:
         if self._room() > 0:
             self._cache.catch_up(self._text[:-1], should_stop)
 
-    def propose(self, plan: Plan, controller: Controller, rule: Rule) -> Proposal:
-        """Draw up to `plan.gamma` tokens, each from the distribution after the ones before it."""
-        return self.go_on_from(Proposal(), plan.gamma, controller, rule)
-
-    def go_on_from(
-        self, proposal: Proposal, limit: int, controller: Controller, rule: Rule
-    ) -> Proposal:
-        """Continue `proposal` up to `limit` tokens."""
-        limit = min(limit, self._room())
-        tokens = list(proposal.tokens)
-        q: list[Distribution | None] = list(proposal.q)
+    def propose(self, start: Proposal, plan: Plan, controller: Controller, rule: Rule) -> Proposal:
+        """Draw tokens, each from the distribution after those before it; forced ones are free."""
+        limit = min(plan.gamma, self._room())
+        tokens, q, source = list(start.tokens), list(start.q), list(start.source)
         while len(tokens) < limit and not (tokens and tokens[-1] in self._ends):
+            if tokens and (forced := self._sampler.forced(tokens)[: limit - len(tokens)]):
+                tokens += forced
+                q += [None] * len(forced)
+                source += [Source.GRAMMAR] * len(forced)
+                continue
             if self._should_stop() or not controller.afford(len(tokens)):
                 break
             self._skip()
@@ -163,8 +162,8 @@ class ModelDrafter:
             distribution = self._sampler.distribution(row, tokens)
             tokens.append(rule.draw(distribution, len(self._text) + self._skipped, len(tokens)))
             q.append(distribution)
-        drawn = (Source.DRAFT,) * (len(tokens) - len(proposal.tokens))
-        return Proposal(tuple(tokens), tuple(q), proposal.source + drawn)
+            source.append(Source.DRAFT)
+        return Proposal(tuple(tokens), tuple(q), tuple(source))
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Append what the round emitted; the cache keeps what it shares with the new text."""
@@ -172,7 +171,6 @@ class ModelDrafter:
         self._text.extend(self._known(tokens))
         shared = common_prefix(self._cache.tokens, self._text, known)
         self._cache.truncate(min(shared, len(self._text) - 1))  # the last one's logits are needed
-        self._sampler.accept(tokens)
 
     def _skip(self) -> None:
         """Leave out what lies too far behind; the law of the output does not depend on q."""
@@ -226,10 +224,10 @@ class HybridDrafter:
         self._lookup.start(text, should_stop)
         self._model.start(text, should_stop)
 
-    def propose(self, plan: Plan, controller: Controller, rule: Rule) -> Proposal:
+    def propose(self, start: Proposal, plan: Plan, controller: Controller, rule: Rule) -> Proposal:
         """Copy `plan.copied` tokens and draw the rest, up to `plan.gamma` in all."""
-        copied = self._lookup.propose(plan, controller, rule)
-        return self._model.go_on_from(copied, plan.gamma, controller, rule)
+        copied = self._lookup.propose(start, plan, controller, rule)
+        return self._model.propose(copied, plan, controller, rule)
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Append what the round emitted."""

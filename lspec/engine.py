@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from time import perf_counter
 from types import TracebackType
 from typing import Literal, Self, Unpack
 
+from lspec import aio
 from lspec.adaptive import AdaptiveGamma
 from lspec.controller import FixedGamma
 from lspec.costs import Costs
 from lspec.decoder import Decoder
 from lspec.drafters import Drafter, HybridDrafter, LookupDrafter, ModelDrafter, NoDrafter
 from lspec.errors import RequestError
+from lspec.exact import ChunkedCache, ExactModel
+from lspec.grammar import Grammars
 from lspec.llama import LlamaModel, chat_renderer
 from lspec.measured import costs_of
 from lspec.model import TokenCache
@@ -28,12 +32,15 @@ from lspec.request import (
     RequestOptions,
     check_request,
 )
-from lspec.sampling import TruncatingSampler
+from lspec.round import MAX_GAMMA
+from lspec.sampling import ChainSampler
 from lspec.stats import Tally
-from lspec.template import Message, tokenize_chat
-from lspec.verify import Noise, RejectionRule
+from lspec.template import Message, Tool, tokenize_chat
+from lspec.verify import RULES, Noise, RuleName
 
 DrafterName = Literal["auto", "model", "ngram", "none"]
+
+_LISTEN_S = 0.05  # between looks at should_stop, while another generation runs
 
 
 class Engine:
@@ -53,14 +60,24 @@ class Engine:
         *,
         gamma: Gamma,
         drafter: DrafterName,
+        rule: RuleName,
         chat_template: str | None,
+        widths: Sequence[int] | None = None,
     ) -> None:
+        """`widths` are those that exact mode keeps to; None: any."""
         self._models = [target] if draft is None else [target, draft]
-        self.target = TokenCache(target)
+        if widths is None:
+            self.target = TokenCache(target)
+        else:
+            self.target = ChunkedCache(ExactModel(target, widths))
+        self.rule: RuleName = rule if widths is None else "coupled"
+        self.exact = widths is not None
+        self._widths = widths
+        self.max_width = MAX_GAMMA + 1 if widths is None else max(widths)
         self.draft = None if draft is None else TokenCache(draft)
         self.vocab = target.vocab
-        template = chat_template or target.chat_template
-        self._render = chat_renderer(template, self.vocab) if template else None
+        self.chat_template = chat_template or target.chat_template
+        self._render = chat_renderer(self.chat_template, self.vocab) if self.chat_template else None
         self._turn = threading.Lock()
         self._owner: int | None = None
         self.drafter = drafter
@@ -69,7 +86,7 @@ class Engine:
         self.n_ctx = target.n_ctx
         names = " + ".join(model.paths[0].stem for model in self._models)
         how = "plain decoding" if drafter == "none" else f"gamma {gamma}"
-        self.description = f"{names}, {target.device}, {how}"
+        self.description = f"{names}, {target.device}, {how}{', exact' if self.exact else ''}"
 
     def close(self) -> None:
         """Free both models, after the generation of another thread if there is one."""
@@ -97,7 +114,15 @@ class Engine:
         """What passes cost on this machine, measured now or remembered; empties the caches."""
         with self._exclusive():
             self._forget()
-            return costs_of(self._models[0], self._models[1] if self._models[1:] else None)
+            draft = None if self.draft is None else self.draft.model
+            return costs_of(self.target.model, draft, self._identity, widest=self.max_width)
+
+    def _identity(self) -> object:
+        return [self._widths, *(model.identity() for model in self._models)]
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        return Grammars(self.vocab)
 
     @cached_property
     def _adaptive(self) -> AdaptiveGamma:
@@ -114,20 +139,35 @@ class Engine:
             f"single steps on this machine, and a draft step {c:.2f}"
         )
 
+    def require_open(self) -> None:
+        """Raise RequestError after `close`."""
+        self._models[0].require_open()
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The scalars of the target file's metadata, as texts."""
+        self.require_open()
+        return self._models[0].all_metadata()
+
+    def forget(self) -> None:
+        """Empty the caches: the next prompt is evaluated from its start."""
+        with self._exclusive():
+            self._forget()
+
     def tokenize(self, text: str) -> list[int]:
         """Return the ids of a raw prompt; the text of a control token is read as that token."""
-        self._models[0].require_open()
+        self.require_open()
         return self.vocab.tokenize(text, bos=True, special=True)
 
-    def tokenize_chat(self, messages: Sequence[Message]) -> list[int]:
+    def tokenize_chat(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Return the ids of the prompt that the chat template makes. Raises RequestError."""
-        self._models[0].require_open()
+        self.require_open()
         if self._render is None:
             raise RequestError(
                 "this model has no chat template",
                 hint="Use `lspec generate`, or give a template with --chat-template FILE.",
             )
-        return tokenize_chat(messages, self.vocab, render=self._render)
+        return tokenize_chat(messages, self.vocab, render=self._render, tools=tools)
 
     def generate(
         self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]
@@ -145,33 +185,91 @@ class Engine:
         tokens = self.tokenize(prompt) if isinstance(prompt, str) else prompt
         return self._start(tokens, options)
 
-    def chat(self, messages: Sequence[Message], **options: Unpack[RequestOptions]) -> Completion:
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        **options: Unpack[RequestOptions],
+    ) -> Completion:
         """Answer `messages`, mappings with "role" and "content", by the model's chat template.
 
+        `tools` are functions in OpenAI's shape that the template shows to the model.
         Raises RequestError, ContextOverflowError, DecodeError.
         """
-        return _last(self.stream_chat(messages, **options))
+        return _last(self.stream_chat(messages, tools=tools, **options))
 
     def stream_chat(
-        self, messages: Sequence[Message], **options: Unpack[RequestOptions]
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        **options: Unpack[RequestOptions],
     ) -> Iterator[Chunk]:
         """Answer `messages` chunk by chunk; see `chat`. Closing the iterator ends it early."""
-        return self._start(self.tokenize_chat(messages), options)
+        return self._start(self.tokenize_chat(messages, tools), options)
+
+    async def agenerate(
+        self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]
+    ) -> Completion:
+        """`generate` for asyncio; cancelling its task ends it before the model's next pass."""
+        return await aio.last(self.astream(prompt, **options))
+
+    def astream(
+        self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]
+    ) -> AsyncGenerator[Chunk, None]:
+        """`stream` for asyncio; see lspec.aio."""
+        return aio.stream(self.stream, prompt, options)
+
+    async def achat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        **options: Unpack[RequestOptions],
+    ) -> Completion:
+        """`chat` for asyncio; cancelling its task ends it before the model's next pass."""
+        return await aio.last(self.astream_chat(messages, tools=tools, **options))
+
+    def astream_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        **options: Unpack[RequestOptions],
+    ) -> AsyncGenerator[Chunk, None]:
+        """`stream_chat` for asyncio; see lspec.aio."""
+        return aio.stream(partial(self.stream_chat, tools=tools), messages, options)
 
     def _start(self, prompt: Sequence[int], options: RequestOptions) -> Iterator[Chunk]:
         request = check_request(
-            prompt, options, n_ctx=self.n_ctx, n_vocab=self.target.model.n_vocab, gamma=self.gamma
+            prompt,
+            options,
+            n_ctx=self.n_ctx,
+            n_vocab=self.target.model.n_vocab,
+            gamma=self.gamma,
+            rule=self.rule,
         )
+        if self.exact and request.rule != "coupled":
+            raise RequestError("exact mode has a rule of its own", hint="Leave out the rule.")
+        if request.response_format is not None:
+            constraint = self._grammars.constraint(request.response_format)
+            request = replace(request, constraint=constraint)
         return self._run(request, Answer(request, self.vocab.piece))
 
     def _run(self, request: Request, answer: Answer) -> Iterator[Chunk]:
         """Play `request`. The time between chunks is the consumer's and is not counted."""
         if request.gamma == "auto":
             _ = self._adaptive  # measures before the request takes its turn
-        with self._exclusive():
-            tally = Tally(prompt_tokens=len(request.prompt))
-            decoder = self._decoder(request)
-            if self._prefill(decoder, request, tally):
+        with self._exclusive(request.should_stop) as mine:
+            tally = Tally(
+                exact=self.exact,
+                rule=request.rule,
+                gamma=request.gamma,
+                prompt_tokens=len(request.prompt),
+            )
+            decoder = self._decoder(request) if mine else None
+            if decoder and self._prefill(decoder, request, tally):
                 started = perf_counter()
                 for round in decoder.rounds(
                     request.prompt, max_tokens=request.max_tokens, should_stop=request.should_stop
@@ -199,44 +297,54 @@ class Engine:
             cache.truncate(0)
 
     def _decoder(self, request: Request) -> Decoder:
-        target = self.target.model
         gamma = request.gamma
-        controller = self._adaptive if gamma == "auto" else FixedGamma(gamma)
+        sampler = ChainSampler(
+            request.sampling,
+            n_vocab=self.target.model.n_vocab,
+            text=request.prompt,
+            constraint=request.constraint,
+        )
+        plain = self.drafter == "none" or gamma == 0
         return Decoder(
             target=self.target,
-            drafter=self._choose_drafter(request),
-            sampler=TruncatingSampler(request.sampling, n_vocab=target.n_vocab),
-            rule=RejectionRule(Noise(request.seed)),
-            controller=controller,
+            drafter=NoDrafter() if plain else self._choose_drafter(request, sampler),
+            sampler=sampler,
+            rule=RULES[request.rule](Noise(request.seed)),
+            controller=self._adaptive if gamma == "auto" else FixedGamma(gamma),
             ends=self.vocab.ends,
+            max_drafted=0 if plain else self.max_width - 1,
+            top_logprobs=request.logprobs,
         )
 
-    def _choose_drafter(self, request: Request) -> Drafter:
+    def _choose_drafter(self, request: Request, sampler: ChainSampler) -> Drafter:
         """Choose by name; "auto" copies as well where the controller can tell when that pays."""
-        if self.drafter == "none" or request.gamma == 0:
-            return NoDrafter()
         if self.drafter == "ngram" or self.draft is None:
             return self._lookup
         shared = min(self.target.model.n_vocab, self.draft.model.n_vocab)
-        sampler = TruncatingSampler(request.sampling, n_vocab=shared)
-        model = ModelDrafter(self.draft, sampler, ends=self.vocab.ends)
+        model = ModelDrafter(self.draft, sampler.for_draft(shared), ends=self.vocab.ends)
         if self.drafter == "auto" and request.gamma == "auto":
             return HybridDrafter(self._lookup, model)
         return model
 
     @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """Hold the engine for a whole generation; other threads wait."""
+    def _exclusive(self, should_stop: Callable[[], bool] = lambda: False) -> Iterator[bool]:
+        """Hold the engine for a whole generation; other threads wait.
+
+        Yields False to a caller that is told to stop while it waits.
+        """
         if not self._turn.acquire(blocking=False):
             if self._owner == threading.get_ident():
                 raise RequestError(
                     "this engine is in the middle of a stream",
                     hint="Read the stream to its end, or close it, before asking again.",
                 )
-            self._turn.acquire()
+            while not self._turn.acquire(timeout=_LISTEN_S):
+                if should_stop():
+                    yield False
+                    return
         self._owner = threading.get_ident()
         try:
-            yield
+            yield True
         finally:
             self._owner = None
             self._turn.release()

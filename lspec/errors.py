@@ -7,8 +7,8 @@ LspecError
 ├── ModelLoadError          a file that llama.cpp cannot load
 ├── IncompatiblePairError   target and draft have different vocabularies
 ├── RollbackError           a model whose cache cannot be cut back to a prefix
-├── ContextOverflowError    a prompt that does not fit into the window
-└── DecodeError             llama.cpp failed in the middle of a pass
+├── ContextOverflowError    a prompt that does not fit into the window (also a ValueError)
+└── DecodeError             llama.cpp or a grammar failed in mid-text
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class RollbackError(LspecError):
     """A model whose cache cannot be cut back to a prefix."""
 
 
-class ContextOverflowError(LspecError):
+class ContextOverflowError(LspecError, ValueError):
     """A prompt that does not fit into the window."""
 
 
 class DecodeError(LspecError):
-    """llama.cpp failed in the middle of a pass."""
+    """llama.cpp or a grammar failed in mid-text."""

@@ -76,6 +76,15 @@ def licence(repo: str) -> str:
     return names[0] if names else f"see {constants.ENDPOINT}/{repo}"
 
 
+def list_files(repo: str) -> list[str]:
+    """Return the names of all files of a repository. Raises DownloadError."""
+    from huggingface_hub import HfApi
+
+    with _explained(repo, "its list of files"):
+        found = HfApi().model_info(repo, timeout=PROBE_SECONDS)
+    return [file.rfilename for file in found.siblings or []]
+
+
 def partial_size(remote: RemoteFile) -> int:
     """Return how many bytes of the file an interrupted download has left."""
     partial = _partial(remote)
@@ -176,7 +185,9 @@ def _fetch(remote: RemoteFile, partial: Path, progress: Callable[[int], None] | 
 
     have = partial_size(remote)
     resume = have if have <= remote.size else 0
-    file = integrity.HashingFile(partial, resume=resume, progress=progress)
+    file = integrity.HashingFile(
+        partial, remote.filename, size=remote.size, resume=resume, progress=progress
+    )
     try:
         if file.tell() < remote.size:
             # The hub's own address, not that of its storage: a redirect is followed afresh each

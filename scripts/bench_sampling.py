@@ -23,7 +23,8 @@ import llama_cpp as lib
 import lspec
 from lspec.llama import LlamaModel
 from lspec.model import FloatRow
-from lspec.sampling import SamplingParams, TruncatingSampler
+from lspec.params import SamplingParams
+from lspec.sampling import ChainSampler
 from lspec.verify import Noise, Purpose
 
 SEED = 1
@@ -64,7 +65,7 @@ def llama_chain(params: SamplingParams) -> Any:
 
 def lspec_side(row: FloatRow, params: SamplingParams) -> Callable[[], int]:
     """Return a function that samples from `row` as a round of the decoder does."""
-    sampler, noise, positions = TruncatingSampler(params, n_vocab=len(row)), Noise(SEED), count()
+    sampler, noise, positions = ChainSampler(params, n_vocab=len(row)), Noise(SEED), count()
 
     def sample() -> int:
         position = next(positions)

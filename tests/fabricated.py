@@ -26,8 +26,7 @@ def a_round(
     return Round(
         tokens=(7,) * (accepted + 1),
         source=(Source.DRAFT,) * accepted + (Source.TARGET,),
-        drafted=drafted,
-        copied=copied,
+        proposed=(Source.NGRAM,) * copied + (Source.DRAFT,) * (drafted - copied),
         accepted=accepted,
         rejected=accepted < drafted,
         ended=False,

@@ -67,7 +67,10 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {key.lower(): value for key, value in self.headers.items()}
         self.hub.asked.append((self.command, path, headers))
         if path.startswith("/api/models/"):
-            self._send(200, json.dumps({"id": path[12:], "tags": ["license:mit"]}).encode(), {})
+            repo = path.removeprefix("/api/models/")
+            files = [{"rfilename": name} for owner, name in self.hub.files if owner == repo]
+            model = {"id": repo, "tags": ["license:mit"], "siblings": files}
+            self._send(200, json.dumps(model).encode(), {})
         elif path.startswith("/storage/"):
             owner, repo, name = path.removeprefix("/storage/").split("/", 2)
             self._send_content(self.hub.files[f"{owner}/{repo}", name])

@@ -11,8 +11,9 @@ from lspec.controller import Controller, FixedGamma
 from lspec.decoder import Decoder
 from lspec.drafters import Drafter, ModelDrafter, NoDrafter
 from lspec.model import LanguageModel, TokenCache
+from lspec.params import SamplingParams
 from lspec.round import Round
-from lspec.sampling import Sampler, SamplingParams, TruncatingSampler
+from lspec.sampling import ChainSampler, Sampler
 from lspec.verify import Noise, RejectionRule, Rule
 
 PLAIN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -50,21 +51,23 @@ class Loop:
         self.draft_cache = TokenCache(self.draft or self.target)
 
     def decoder(self, seed: int, *, sampler: Sampler | None = None) -> Decoder:
-        target = self.target
+        own = ChainSampler(self.params, n_vocab=self.target.n_vocab)
         return Decoder(
             target=self.target_cache,
-            drafter=self._drafter(),
-            sampler=sampler or TruncatingSampler(self.params, n_vocab=target.n_vocab),
+            drafter=self._drafter(own),
+            sampler=sampler or own,
             rule=self.make_rule(Noise(seed)),
             controller=self.make_controller(self.gamma),
             ends=self.ends,
         )
 
-    def _drafter(self) -> Drafter:
+    def _drafter(self, own: ChainSampler) -> Drafter:
         if self.draft is None and self.make_drafter is None:
             return NoDrafter()
         shared = min(self.target.n_vocab, self.draft_cache.model.n_vocab)
-        sampler = TruncatingSampler(self.draft_params or self.params, n_vocab=shared)
+        sampler = own.for_draft(shared)
+        if self.draft_params is not None:
+            sampler = ChainSampler(self.draft_params, n_vocab=shared)
         if self.make_drafter is not None:
             return self.make_drafter(self.draft_cache, sampler)
         return ModelDrafter(self.draft_cache, sampler, ends=self.ends)

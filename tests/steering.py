@@ -91,8 +91,7 @@ class Session:
             Round(
                 tokens=(0,) * (accepted + 1),
                 source=(Source.DRAFT,) * accepted + (Source.TARGET,),
-                drafted=len(chances),
-                copied=copied,
+                proposed=(Source.NGRAM,) * copied + (Source.DRAFT,) * (len(chances) - copied),
                 accepted=accepted,
                 rejected=rejected,
                 ended=False,

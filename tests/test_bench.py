@@ -17,9 +17,9 @@ from lspec.comparison import Run, compare
 from lspec.costs import MAX_WIDTH
 from lspec.engine import Engine
 from lspec.errors import ContextOverflowError, RequestError
+from lspec.params import SamplingParams
 from lspec.prompts import Prompt
 from lspec.request import Chunk, Completion
-from lspec.sampling import SamplingParams
 from lspec.stats import Tally
 
 

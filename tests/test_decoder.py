@@ -21,12 +21,15 @@ from wrong import (
 )
 
 from lspec.controller import Controller, FixedGamma, Outlook, Plan
+from lspec.distribution import Distribution
 from lspec.drafters import ModelDrafter, NoDrafter
 from lspec.errors import DecodeError
 from lspec.estimates import confidence
 from lspec.model import TokenCache
+from lspec.params import SamplingParams
 from lspec.round import Proposal, Round, Source, Verdict
-from lspec.sampling import Distribution, FloatArray, SamplingParams, TruncatingSampler
+from lspec.sampling import ChainSampler
+from lspec.truncation import FloatArray
 from lspec.verify import Noise, RejectionRule, Rule
 
 PROMPT = (1, 2, 0)
@@ -67,7 +70,7 @@ class Chooser:
     def start(self, text: Sequence[int], should_stop: Callable[[], bool]) -> None:
         self._text = list(text)
 
-    def propose(self, plan: Plan, controller: Controller, rule: Rule) -> Proposal:
+    def propose(self, start: Proposal, plan: Plan, controller: Controller, rule: Rule) -> Proposal:
         tokens: list[int] = []
         while len(tokens) < plan.gamma and controller.afford(len(tokens)):
             tokens.append(self._choose([*self._text, *tokens]))
@@ -183,6 +186,9 @@ class NoRepeats:
 
     def distribution(self, row: FloatArray, drafted: Sequence[int] = ()) -> Distribution:
         return Distribution(None, self.law_of(row, [*self.accepted, *drafted]))
+
+    def forced(self, drafted: Sequence[int] = ()) -> tuple[int, ...]:
+        return ()
 
     def accept(self, tokens: Sequence[int]) -> None:
         self.accepted.extend(tokens)
@@ -465,7 +471,7 @@ def test_q_is_the_drafts_law_after_the_text_and_the_tokens_before() -> None:
 def test_sampler_sees_at_each_row_the_tokens_drafted_before_it() -> None:
     model, events = target(), []
 
-    class Spy(TruncatingSampler):
+    class Spy(ChainSampler):
         def distribution(self, row: FloatArray, drafted: Sequence[int] = ()) -> Distribution:
             events.append(("row", row.copy(), tuple(drafted)))
             return super().distribution(row, drafted)
@@ -492,31 +498,31 @@ def test_sampler_sees_at_each_row_the_tokens_drafted_before_it() -> None:
 def test_drafts_sampler_sees_the_tokens_drafted_before() -> None:
     seen: list[tuple[str, tuple[int, ...]]] = []
 
-    class Spy(TruncatingSampler):
+    class Spy(ChainSampler):
         def distribution(self, row: FloatArray, drafted: Sequence[int] = ()) -> Distribution:
             seen.append(("row", tuple(drafted)))
             return super().distribution(row, drafted)
 
         def accept(self, tokens: Sequence[int]) -> None:
-            seen.append(("accept", tuple(tokens)))
+            raise AssertionError("the target's sampler alone is told")
 
     drafter = ModelDrafter(TokenCache(draft()), Spy(PLAIN, n_vocab=4), ends=frozenset())
     drafter.start(PROMPT, never)
-    tokens = drafter.propose(Plan(3), FixedGamma(0), RejectionRule(Noise(0))).tokens
+    tokens = drafter.propose(Proposal(), Plan(3), FixedGamma(0), RejectionRule(Noise(0))).tokens
     drafter.commit((tokens[0], 3))
-    assert seen == [*(("row", tokens[:n]) for n in range(3)), ("accept", (tokens[0], 3))]
+    assert seen == [("row", tokens[:n]) for n in range(3)]
 
 
 @pytest.mark.parametrize("gained", [1, 2, 3, 5])
 def test_draft_may_be_told_of_tokens_that_it_did_not_propose(gained: int) -> None:
     model = draft()
-    drafter = ModelDrafter(TokenCache(model), TruncatingSampler(PLAIN, n_vocab=4), ends=frozenset())
+    drafter = ModelDrafter(TokenCache(model), ChainSampler(PLAIN, n_vocab=4), ends=frozenset())
     drafter.start(PROMPT, never)
-    proposed = drafter.propose(Plan(3), FixedGamma(0), RejectionRule(Noise(0))).tokens
+    proposed = drafter.propose(Proposal(), Plan(3), FixedGamma(0), RejectionRule(Noise(0))).tokens
     tokens = tuple((token + 1) % 4 for token in (*proposed, 0, 0))[:gained]
     drafter.commit(tokens)
     assert model.seen == list(PROMPT)
-    drafter.propose(Plan(1), FixedGamma(0), RejectionRule(Noise(0)))
+    drafter.propose(Proposal(), Plan(1), FixedGamma(0), RejectionRule(Noise(0)))
     assert model.seen == [*PROMPT, *tokens]
 
 
@@ -590,7 +596,7 @@ def test_failed_pass_leaves_both_caches_in_step(
 
 @pytest.mark.parametrize("rolls_back", [True, False])
 def test_failure_of_the_sampler_is_reported_and_the_next_request_is_right(rolls_back: bool) -> None:
-    class Broken(TruncatingSampler):
+    class Broken(ChainSampler):
         calls = 0
 
         def distribution(self, row: FloatArray, drafted: Sequence[int] = ()) -> Distribution:
@@ -650,16 +656,18 @@ def test_token_that_repeats_the_rejected_one_is_fed_to_the_draft_again() -> None
 def test_no_drafter_proposes_nothing() -> None:
     drafter = NoDrafter()
     drafter.start(PROMPT, never)
-    assert drafter.propose(Plan(4), FixedGamma(0), RejectionRule(Noise(0))) == Proposal()
+    assert (
+        drafter.propose(Proposal(), Plan(4), FixedGamma(0), RejectionRule(Noise(0))) == Proposal()
+    )
     drafter.commit((1, 2))
     assert (drafter.seconds, drafter.passes) == (0, 0)
 
 
 def test_model_drafter_never_asks_for_more_than_the_limit() -> None:
     cache = TokenCache(draft())
-    drafter = ModelDrafter(cache, TruncatingSampler(PLAIN, n_vocab=4), ends=frozenset())
+    drafter = ModelDrafter(cache, ChainSampler(PLAIN, n_vocab=4), ends=frozenset())
     drafter.start(PROMPT, never)
     for limit in range(5):
-        proposal = drafter.propose(Plan(limit), FixedGamma(0), RejectionRule(Noise(0)))
+        proposal = drafter.propose(Proposal(), Plan(limit), FixedGamma(0), RejectionRule(Noise(0)))
         assert len(proposal.tokens) == len(proposal.q) == len(proposal.source) == limit
         drafter.commit((1,))

@@ -17,14 +17,16 @@ ROOT = Path(lspec.__file__).parent
 # A file imports only files of the lines above its own, or of the same line to the left of it.
 LAYERS = """
 errors
-sampling round model verify costs estimates theory controller adaptive lookup drafters decoder
-stats comparison verdict text compat memory machine
+params distribution truncation sampling round verify model exact widths logprobs costs estimates
+theory controller adaptive lookup drafters decoder stats comparison verdict text compat gguf memory
+machine
 paths locks integrity template prompts
 llama grammar
 catalogue user_catalogue hub_errors hub index store pull
-measured request engine loading
-bench check
-cli server __main__
+trial probe
+measured selfcheck request aio engine loading
+bench check dropin
+server cli __main__ llm_plugin
 """
 ORDER = LAYERS.split()
 PURE = set(LAYERS.split("paths")[0].split())
@@ -35,6 +37,13 @@ OWNERS = {
     "click": {"cli"},
     "tqdm": {"cli"},
     "matplotlib": {"cli"},
+    "fastapi": {"server"},
+    "starlette": {"server"},
+    "pydantic": {"server", "llm_plugin"},
+    "uvicorn": {"server"},
+    "prometheus_client": {"server"},
+    "llm": {"llm_plugin"},
+    "openai": {"dropin"},
 }
 
 
@@ -104,7 +113,7 @@ def test_the_checks_see_an_import_inside_a_function(tmp_path: Path) -> None:
     assert outside(file) == {"click"}
 
 
-HEAVY = ("llama_cpp", "numpy", "huggingface_hub", "click", "tqdm", "jinja2", "asyncio")
+HEAVY = ("llama_cpp", "numpy", "huggingface_hub", "click", "tqdm", "jinja2", "asyncio", "fastapi")
 
 
 def loaded_by(code: str) -> set[str]:

@@ -20,7 +20,7 @@ import lspec
 from lspec.errors import ModelLoadError, RequestError, RollbackError
 from lspec.llama import LlamaModel, LoadOptions, read_vocabulary
 from lspec.model import rolls_back
-from lspec.sampling import SamplingParams
+from lspec.params import SamplingParams
 
 Load = Callable[..., LlamaModel]
 

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from laws import softmax, truncated
 
+from lspec.distribution import Distribution
 from lspec.errors import DecodeError, RequestError
-from lspec.sampling import Distribution, SamplingParams, TruncatingSampler
+from lspec.params import SamplingParams
+from lspec.sampling import ChainSampler
 
 BELOW_ONE = math.nextafter(1.0, 0.0)
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -36,7 +38,7 @@ def law(distribution: Distribution, size: int) -> np.ndarray:
 
 def sampled(row: np.ndarray, **knobs: float) -> np.ndarray:
     params = SamplingParams(**{**OFF, **knobs})
-    sampler = TruncatingSampler(params, n_vocab=len(row))
+    sampler = ChainSampler(params, n_vocab=len(row))
     return law(sampler.distribution(row), len(row))
 
 
@@ -89,7 +91,7 @@ def test_equal_logits_are_cut_by_top_p_in_the_order_of_ids() -> None:
 def test_far_apart_logits_are_found_by_a_widening_search() -> None:
     row = np.array([0, -30, -1000, -12_000, -np.inf], np.float32)
     assert np.flatnonzero(sampled(row, top_k=2, temperature=100)).tolist() == [0, 1]
-    kept = TruncatingSampler(SamplingParams(1, 3, 1, 0), n_vocab=5).distribution(row).ids
+    kept = ChainSampler(SamplingParams(1, 3, 1, 0), n_vocab=5).distribution(row).ids
     assert kept is not None
     assert kept.tolist() == [0, 1, 2]
 
@@ -128,7 +130,7 @@ def test_logits_that_are_no_numbers_are_an_error(bad: float, temperature: float)
 
 def test_ids_above_n_vocab_do_not_exist() -> None:
     row = np.array([1, 2, 3, 99, np.nan], np.float32)
-    sampler = TruncatingSampler(SamplingParams(**OFF), n_vocab=3)
+    sampler = ChainSampler(SamplingParams(**OFF), n_vocab=3)
     distribution = sampler.distribution(row)
     assert law(distribution, 3) == pytest.approx(softmax([1, 2, 3]))
     assert distribution.prob(3) == distribution.prob(4) == distribution.prob(10**6) == 0
@@ -309,7 +311,7 @@ def test_residual_is_what_p_has_more_than_q(size: int, seed: int) -> None:
     p, q = p / p.sum(), q / q.sum()
     expected = np.maximum(p - q, 0) / np.maximum(p - q, 0).sum()
     for a, b in product(as_kinds(p), as_kinds(q)):
-        assert law(a.residual(b), size) == pytest.approx(expected, abs=1e-6)
+        assert law(a.excess(b), size) == pytest.approx(expected, abs=1e-6)
         assert a.prob(seed % size) == pytest.approx(p[seed % size])  # unchanged
 
 
@@ -317,28 +319,34 @@ def test_residual_against_a_smaller_vocabulary() -> None:
     p, q = np.array([0.1, 0.2, 0.3, 0.4]), np.array([0.5, 0.25, 0.25])
     expected = np.array([0, 0, 0.05, 0.4]) / 0.45
     for a, b in product(as_kinds(p), as_kinds(q)):
-        assert law(a.residual(b), 4) == pytest.approx(expected, abs=1e-6)
+        assert law(a.excess(b), 4) == pytest.approx(expected, abs=1e-6)
 
 
-def test_residual_of_equal_laws_is_the_law_itself() -> None:
+def test_equal_laws_leave_nothing() -> None:
     p = np.array([0.1, 0.2, 0.7])
-    for a, b in product(as_kinds(p)[1:], as_kinds(p)[1:]):
-        rest = law(a.residual(b), 3)
-        assert np.isfinite(rest).all()
-        assert rest.sum() == pytest.approx(1)
+    for a, b in product(as_kinds(p), as_kinds(p)):
+        assert a.excess(b).total == pytest.approx(0, abs=1e-6)
     same = Distribution(None, p)
-    assert same.residual(same) is same
-    assert law(same.residual(Distribution(None, p * 4)), 3) == pytest.approx(p)
+    assert same.excess(same).total == 0
+    assert same.excess(Distribution(None, p * 4)).total == 0
+
+
+@pytest.mark.parametrize("scale", [0.3, 0.8])
+def test_excess_of_a_scaled_law_has_the_mass_that_block_verification_asks_for(scale: float) -> None:
+    p, q = np.array([0.1, 0.6, 0.3]), np.array([0.3, 0.1, 0.6])
+    expected = np.maximum(scale * p - q, 0)
+    for a, b in product(as_kinds(p), as_kinds(q)):
+        assert a.excess(b, scale).total == pytest.approx(expected.sum(), abs=1e-6)
 
 
 def test_residual_of_disjoint_laws_is_p() -> None:
     p, q = np.array([0.5, 0.5, 0, 0]), np.array([0, 0, 0.5, 0.5])
     for a, b in product(as_kinds(p), as_kinds(q)):
-        assert law(a.residual(b), 4) == pytest.approx(p)
+        assert law(a.excess(b), 4) == pytest.approx(p)
 
 
 def test_residual_of_a_chosen_token_leaves_it_out() -> None:
     for p in as_kinds(np.array([0.5, 0.2, 0.3])):
-        rest = p.residual(Distribution.one_hot(0))
+        rest = p.excess(Distribution.one_hot(0))
         assert law(rest, 3) == pytest.approx([0, 0.4, 0.6])
         assert rest.prob(0) == 0

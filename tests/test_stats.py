@@ -13,8 +13,7 @@ def a_round(drafted: int, accepted: int, *, emitted: int | None = None) -> Round
     return Round(
         tokens=(7,) * n,
         source=(Source.DRAFT,) * accepted + (Source.TARGET,) * (n - accepted),
-        drafted=drafted,
-        copied=0,
+        proposed=(Source.DRAFT,) * drafted,
         accepted=accepted,
         rejected=accepted < drafted,
         ended=False,

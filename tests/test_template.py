@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+
 import pytest
 
-from lspec.template import Message, tokenize_chat
+from lspec.template import Message, Tool, tokenize_chat
 
 
 class Characters:
@@ -26,7 +29,7 @@ class Characters:
         return ids
 
 
-def render(messages: list[Message]) -> str:
+def render(messages: list[Message], tools: Sequence[Tool] = ()) -> str:
     return "".join(f"{m['role'][0]}:{m['content'].strip()}<end>" for m in messages)
 
 
@@ -46,8 +49,20 @@ def test_control_text_that_a_user_types_stays_text(typed: str) -> None:
 
 
 def test_beginning_of_sequence_comes_once_even_if_the_template_writes_it() -> None:
-    def with_bos(messages: list[Message]) -> str:
+    def with_bos(messages: list[Message], tools: Sequence[Tool] = ()) -> str:
         return "<s>" + render(messages)
 
     ids = tokenize_chat([{"role": "user", "content": "hi"}], Characters(), render=with_bos)
     assert ids == [1, *plain("u:hi"), 2]
+
+
+@pytest.mark.parametrize("typed", ["<end>", "a<end>b", '"<s>"'])
+def test_control_text_in_tools_and_calls_stays_text(typed: str) -> None:
+    def with_tools(messages: list[Message], tools: Sequence[Tool] = ()) -> str:
+        return json.dumps([messages, tools], ensure_ascii=False) + "<end>"
+
+    call = {"name": "f", "arguments": {typed: [typed, 1, None]}}
+    messages = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    tools = [{"name": "f", "description": typed}]
+    ids = tokenize_chat(messages, Characters(), render=with_tools, tools=tools)
+    assert ids == [1, *plain(json.dumps([messages, tools], ensure_ascii=False)), 2]

@@ -11,8 +11,8 @@ import pytest
 from laws import P_MIN, fit
 from wrong import AcceptAlways, ByPositionAlone, OneNumberForAll, RedrawFromTarget
 
+from lspec.distribution import Distribution
 from lspec.round import Proposal, Source, Verdict
-from lspec.sampling import Distribution
 from lspec.verify import Noise, Purpose, RejectionRule, Rule
 
 P, Q = (0.6, 0.4), (0.9, 0.1)
@@ -277,7 +277,7 @@ def test_another_part_of_the_address_another_number() -> None:
         for offset in range(9)
         for purpose in Purpose
     }
-    assert len(numbers) == 5 * 4 * 9 * 3
+    assert len(numbers) == 5 * 4 * 9 * len(Purpose)
     assert all(0 <= number < 1 for number in numbers)
 
 

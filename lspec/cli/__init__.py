@@ -12,10 +12,12 @@ from lspec.cli.output import run_reporting_errors
 COMMANDS = {
     "chat": ("lspec.cli.chat", "Chat with a pair in the terminal."),
     "generate": ("lspec.cli.generate", "Continue a text, without a chat template."),
+    "serve": ("lspec.cli.serve", "Serve a pair to clients of OpenAI's API."),
     "pull": ("lspec.cli.models", "Download a matched pair and check it."),
     "ls": ("lspec.cli.models", "List the pairs of the catalogue and what is on disk."),
     "show": ("lspec.cli.models", "Show a pair: its files, sizes, hashes and licences."),
     "rm": ("lspec.cli.models", "Remove a pulled pair from the disk."),
+    "check": ("lspec.cli.check", "Tell what a pair can do on this machine."),
     "bench": ("lspec.cli.bench", "Measure whether a pair pays on this machine."),
 }
 

@@ -70,11 +70,13 @@ def answer_once(
 
 def to_json(completion: Completion) -> str:
     """Return the object that --json prints."""
+    logprobs = completion.logprobs
     return json.dumps(
         {
             "text": completion.text,
             "tokens": completion.tokens,
             "finish_reason": completion.finish_reason,
+            **({"logprobs": list(map(asdict, logprobs))} if logprobs else {}),
             "stats": asdict(completion.stats),
         },
         ensure_ascii=False,

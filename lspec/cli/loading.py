@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import Executor
+from functools import partial
 
 import lspec
 from lspec.cli.answer import on_terminal, stop_on_interrupt
@@ -18,8 +20,12 @@ class _Notices(logging.Handler):
         note(f"note: {record.getMessage()}")
 
 
-def load(models: ModelChoice) -> lspec.Engine:
-    """Load the chosen models; a pair of the catalogue is pulled first where it is missing."""
+def load(models: ModelChoice, *, thread: Executor | None = None) -> lspec.Engine:
+    """Load the chosen models; a pair of the catalogue is pulled first where it is missing.
+
+    They are loaded in `thread` if one is given. It is where they should be used then: OpenMP keeps
+    workers for each thread that it was ever called from, and waits less eagerly with more of them.
+    """
     log = logging.getLogger("lspec")
     log.handlers = [_Notices()]
     log.setLevel(logging.INFO if on_terminal() else logging.WARNING)
@@ -29,7 +35,8 @@ def load(models: ModelChoice) -> lspec.Engine:
         pull_missing(models.pair)
     # llama.cpp calls back into Python while it loads, where a KeyboardInterrupt would be lost.
     with stop_on_interrupt() as pressed:
-        engine = lspec.load(models.pair, **models.load)
+        start = partial(lspec.load, models.pair, **models.load, should_stop=pressed)
+        engine = thread.submit(start).result() if thread else start()
     if pressed():
         engine.close()
         raise KeyboardInterrupt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from lspec.sampling import SamplingParams
+from lspec.params import SamplingParams
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -30,6 +31,24 @@ class Gamma(click.ParamType[int | str]):
             return "auto" if value == "auto" else int(value)
         except ValueError:
             self.fail(f"{value!r} is neither a number nor 'auto'.", param, ctx)
+
+
+class Bias(click.ParamType[tuple[int, float]]):
+    """A token id and what to add to its logit."""
+
+    name = "ID=VALUE"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, float]:
+        """Return the pair."""
+        if isinstance(value, tuple):
+            return value
+        token, _, bias = value.partition("=")
+        try:
+            return int(token), float(bias)
+        except ValueError:
+            self.fail(f"{value!r} is not a token id, '=' and a number.", param, ctx)
 
 
 def _option(*names: str, **kwargs: Any) -> Callable[[Command], Command]:
@@ -53,7 +72,21 @@ ENGINE_OPTIONS = (
         show_default=True,
         help="Who drafts; none: plain decoding.",
     ),
-    _option("--exact", is_flag=True, hidden=True),
+    _option(
+        "--exact",
+        is_flag=True,
+        help="The same text with any draft and gamma, and with none, bit for bit.",
+    ),
+    _option(
+        "--rule",
+        type=click.Choice(["rejection", "block"]),
+        help="How drafted tokens are verified (default rejection).",
+    ),
+    _option(
+        "--kv-type",
+        type=click.Choice(["f16", "q8_0", "q4_0"]),
+        help="Type of the caches (default f16; --exact chooses).",
+    ),
     _option("--ctx", type=click.IntRange(1), help="Window in tokens (default 4096)."),
     _option("--threads", type=click.IntRange(1, 512), help="CPU threads (default: all cores)."),
     _option("--gpu-layers", type=int, help="Layers of each model on the GPU (default: all)."),
@@ -74,11 +107,27 @@ TRUNCATION_OPTIONS = (
     _option("--top-k", type=int, help="Keep the k likeliest tokens; 0 is off (default 40)."),
     _option("--top-p", type=float, help="Keep the likeliest up to this sum (default 0.95)."),
     _option("--min-p", type=float, help="Keep what has this part of the best (default 0.05)."),
+    _option("--typical-p", type=float, help="Keep locally typical tokens (default 1: off)."),
+    _option("--top-n-sigma", type=float, help="Keep n standard deviations (default 0: off)."),
+)
+
+PENALTY_OPTIONS = (
+    _option("--repeat-penalty", type=float, help="Divide logits of recent tokens (default 1)."),
+    _option("--frequency-penalty", type=float, help="Lower them for each time (default 0)."),
+    _option("--presence-penalty", type=float, help="Lower them once (default 0)."),
+    _option("--penalty-last-n", type=int, help="How many tokens are recent; -1: all (default 64)."),
+    _option(
+        "--logit-bias",
+        type=Bias(),
+        multiple=True,
+        help="Add to a token's logit; -inf bans it; can be given several times.",
+    ),
 )
 
 SAMPLING_OPTIONS = (
     _option("--temperature", type=float, help="0 is greedy (default 0.8)."),
     *TRUNCATION_OPTIONS,
+    *PENALTY_OPTIONS,
     _option("--max-tokens", type=int, help="Stop after so many tokens (default: the window)."),
     _option("--seed", type=int, help="Same seed, same text (default: random)."),
     _option("--stop", multiple=True, help="End before this text; can be given several times."),
@@ -91,6 +140,17 @@ OUTPUT_OPTIONS = (
         "--stats/--no-stats",
         default=None,
         help="A line of statistics on stderr (default: on a terminal).",
+    ),
+    click.option(
+        "--logprobs", type=int, help="With --json: log-probabilities, and those of the N likeliest."
+    ),
+    click.option(
+        "--json-schema",
+        type=FILE,
+        help="Answer with JSON of this schema. Needs lspec[grammar].",
+    ),
+    click.option(
+        "--grammar", type=FILE, help="Answer by this grammar, GBNF or Lark. Needs lspec[grammar]."
     ),
     click.option("--show-drafts", is_flag=True, help="Colour the tokens that were drafted."),
 )
@@ -120,8 +180,9 @@ def split() -> tuple[ModelChoice, dict[str, Any]]:
     ctx = click.get_current_context()
     given = {k: v for k, v in ctx.params.items() if v is not None}
     renamed = {"ctx": "n_ctx", "threads": "n_threads", "gpu_layers": "n_gpu_layers"}
-    loading = ("target", "draft", "gamma", "drafter", "exact", "ctx", "threads", "gpu_layers")
-    load = {renamed.get(k, k): given[k] for k in loading if k in given}
+    files = ("target", "draft")
+    engine = ("gamma", "drafter", "exact", "rule", "kv_type", "ctx", "threads", "gpu_layers")
+    load = {renamed.get(k, k): given[k] for k in (*files, *engine) if k in given}
     if "chat_template" in given:
         load["chat_template"] = _read(given["chat_template"])
     pair = given.get("pair")
@@ -131,11 +192,30 @@ def split() -> tuple[ModelChoice, dict[str, Any]]:
     elif "target" in load:
         pair = None
     options: dict[str, Any] = {
-        k: given[k] for k in ("max_tokens", "seed", "stop") if given.get(k) not in (None, ())
+        k: given[k]
+        for k in ("max_tokens", "seed", "stop", "logprobs")
+        if given.get(k) not in (None, ())
     }
+    if response_format := _response_format(given):
+        options["response_format"] = response_format
     fields = SamplingParams.__dataclass_fields__
     options["sampling"] = SamplingParams(**{k: given[k] for k in fields if k in given})
     return ModelChoice(pair, load), options
+
+
+def _response_format(given: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what --json-schema or --grammar asks for."""
+    if "json_schema" in given and "grammar" in given:
+        raise click.UsageError("Give --json-schema or --grammar, not both.")
+    if "json_schema" in given:
+        try:
+            schema = json.loads(_read(given["json_schema"]))
+        except ValueError as error:
+            raise click.UsageError(f"{given['json_schema']} is not JSON: {error}") from None
+        return {"type": "json_schema", "json_schema": {"schema": schema}}
+    if "grammar" in given:
+        return {"type": "grammar", "grammar": _read(given["grammar"])}
+    return None
 
 
 def _read(path: Path) -> str:

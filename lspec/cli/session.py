@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from lspec.engine import Engine
 from lspec.errors import LspecError, RequestError
+from lspec.params import SamplingParams
 from lspec.request import Chunk, Completion, check_gamma, whole_number
-from lspec.sampling import SamplingParams
 
 HELP = """\
 /help              this list
@@ -25,7 +25,7 @@ HELP = """\
 /retry             another answer to the last message
 /edit              change the last message in an editor and ask again
 /system TEXT       set the system message; without TEXT remove it
-/set NAME VALUE    temperature, top-k, top-p, min-p, gamma; max-tokens, seed (or none)
+/set NAME VALUE    gamma; temperature, top-k and the other options; max-tokens, seed (or none)
 /set               show the settings
 /stats             what the last answer cost
 /drafts            colour drafted tokens, or stop it
@@ -36,6 +36,7 @@ HELP = """\
 \"\"\"                begins and ends a message of several lines"""
 
 
+_ALWAYS_SHOWN = ("temperature", "top_k", "top_p", "min_p")
 _MOST_BYTES = 2**24  # of a saved conversation
 
 
@@ -160,8 +161,8 @@ class Session:
         name = name.replace("-", "_")
         if not name:
             self._show_settings()
-        elif name in SamplingParams.__dataclass_fields__:
-            kind = int if name == "top_k" else float
+        elif name in SamplingParams.__dataclass_fields__.keys() - {"logit_bias"}:
+            kind = int if name in ("top_k", "penalty_last_n") else float
             self._sampling = replace(self._sampling, **{name: _number(value, kind)})
         elif name in ("max_tokens", "seed") and value == "none":
             self._options.pop(name, None)
@@ -174,8 +175,10 @@ class Session:
 
     def _show_settings(self) -> None:
         settings = {**asdict(self._sampling), "gamma": self._engine.gamma, **self._options}
+        unset = asdict(SamplingParams())
         for name, value in settings.items():
-            self._screen.note(f"{name.replace('_', '-')} {value}")
+            if name in _ALWAYS_SHOWN or value != unset.get(name):
+                self._screen.note(f"{name.replace('_', '-')} {value}")
 
     def _do_stats(self, _: str) -> None:
         if self._done is None:

@@ -1,0 +1,146 @@
+"""What a pair can do on this machine, found out by trying: the report of `lspec check`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from lspec import theory
+from lspec.compat import require_match
+from lspec.costs import Costs, measure
+from lspec.errors import IncompatiblePairError
+from lspec.llama import LlamaModel, LoadOptions, read_vocabulary
+from lspec.loading import DEFAULT_N_CTX, can_roll_back
+from lspec.probe import require_loadable
+from lspec.round import MAX_GAMMA
+from lspec.selfcheck import Choice, Findings, best, survey
+
+ALPHAS = (0.6, 0.8, 0.9)
+_COSTS_S = 4.0  # for timing passes of both models
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A model: bytes of its files and of its cache of DEFAULT_N_CTX tokens; can it go back?
+
+    What loading would show is None where it was not loaded, and `cache_bytes` also where they are
+    not known.
+    """
+
+    files: tuple[str, ...]
+    size: int
+    rolls_back: bool | None = None
+    cache_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The best number of drafted tokens at an acceptance rate, and what it gains."""
+
+    acceptance_rate: float
+    gamma: int
+    improvement_factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a pair that matches does; `predictions` are there only where drafting is possible."""
+
+    device: str
+    costs: Costs
+    predictions: tuple[Prediction, ...]
+    exact: tuple[Findings, ...]
+    choice: Choice | None  # of exact mode; None: not possible
+    peak_bytes: int | None  # resident memory of this process; None: the system does not tell
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that there is to say; either `mismatch` or `measured` is None."""
+
+    target: Facts
+    draft: Facts | None
+    mismatch: str | None  # the first difference of the vocabularies
+    measured: Measured | None
+
+
+def check(
+    target: Sequence[Path],
+    draft: Sequence[Path],
+    *,
+    say: Callable[[str], None] = lambda text: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Report | None:
+    """Try a target and a draft, or a target alone, given as files.
+
+    `say` is told what takes time. None if `should_stop` ended it. Raises ModelLoadError.
+    """
+    require_loadable(target, draft)
+    options = LoadOptions(DEFAULT_N_CTX, MAX_GAMMA + 1)
+    mismatch = _mismatch(target, draft) if draft else None
+    if mismatch:
+        return Report(_facts(target), _facts(draft), mismatch, None)
+    say("timing passes")
+    with ExitStack() as stack:
+        models = {"target": LlamaModel(target, options)}
+        stack.callback(models["target"].close)
+        if draft:
+            models["draft"] = LlamaModel(draft, options)
+            stack.callback(models["draft"].close)
+        facts = {role: _facts(model.paths, model, role) for role, model in models.items()}
+        device = models["target"].device
+        costs = measure(models["target"], models.get("draft"), budget_s=_COSTS_S)
+    found = survey(target, options, announce=say, should_stop=should_stop)
+    if found is None:
+        return None
+    possible = all(of.rolls_back for of in facts.values())
+    measured = Measured(
+        device,
+        costs,
+        tuple(predict(costs)) if possible else (),
+        tuple(found),
+        best(found),
+        _peak_bytes(),
+    )
+    return Report(facts["target"], facts.get("draft"), None, measured)
+
+
+def predict(costs: Costs) -> list[Prediction]:
+    """Return what drafting with a model gains at ALPHAS; nothing without a draft."""
+    c = costs.cost_coefficient
+    if c is None:
+        return []
+    v = [costs.verify_cost(gamma) for gamma in range(MAX_GAMMA + 1)]
+    predictions = []
+    for alpha in ALPHAS:
+        gamma = theory.best_gamma(alpha, c=c, v=v)
+        gain = theory.improvement_factor(theory.tau(alpha, gamma), gamma, c=c, v=v[gamma])
+        predictions.append(Prediction(alpha, gamma, gain))
+    return predictions
+
+
+def _mismatch(target: Sequence[Path], draft: Sequence[Path]) -> str | None:
+    try:
+        require_match(read_vocabulary(target[0]), read_vocabulary(draft[0]))
+    except IncompatiblePairError as error:
+        return str(error)
+    return None
+
+
+def _facts(files: Sequence[Path], model: LlamaModel | None = None, role: str = "") -> Facts:
+    names, size = tuple(map(str, files)), sum(path.stat().st_size for path in files)
+    if model is None:
+        return Facts(names, size)
+    return Facts(names, size, can_roll_back(model, role), model.cache_bytes)
+
+
+def _peak_bytes() -> int | None:
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,5 @@
+"""The drop-in for `llama_cpp.Llama`: the same calls and replies, with speculative decoding."""
+
+from lspec.dropin.llama import Llama
+
+__all__ = ["Llama"]

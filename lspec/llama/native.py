@@ -1,0 +1,162 @@
+"""llama.cpp itself: its log, its build, loading and freeing through the C interface.
+
+llama.cpp's log is kept and shown only when loading fails, or as it comes with LSPEC_DEBUG=1.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import llama_cpp as lib
+
+from lspec.errors import ModelLoadError
+from lspec.gguf import require_gguf
+from lspec.machine import usable_cores
+
+_LOG_ERROR = 4
+_LOADING = "llama_model_load: error loading model: "
+
+VERSION: str = lib.__version__
+
+_log: deque[tuple[int, str]] = deque(maxlen=100)
+
+
+@lib.llama_log_callback  # type: ignore[untyped-decorator]
+def _keep_log(level: int, text: bytes, _user_data: ctypes.c_void_p) -> None:
+    line = text.decode("utf-8", errors="replace")
+    _log.append((level, line.strip()))
+    if os.environ.get("LSPEC_DEBUG"):
+        sys.stderr.write(line)
+
+
+lib.llama_log_set(_keep_log, ctypes.c_void_p(0))
+lib.llama_backend_init()
+
+
+KvType = Literal["f16", "q8_0", "q4_0"]
+_GGML_TYPES = {"f16": lib.GGML_TYPE_F16, "q8_0": lib.GGML_TYPE_Q8_0, "q4_0": lib.GGML_TYPE_Q4_0}
+KV_BYTES = {"f16": 2, "q8_0": 34 / 32, "q4_0": 18 / 32}  # of a number, scales included
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How to load a model; `max_rows` is the most rows of logits that one pass returns."""
+
+    n_ctx: int
+    max_rows: int
+    n_gpu_layers: int = -1  # negative: all
+    n_threads: int | None = None  # None: the physical cores that this process may use
+    kv_type: KvType = "f16"
+    spare: int = 0  # cells of the cache beyond the window, for tokens that are thrown away
+
+
+def can_offload() -> bool:
+    """Return whether this llama.cpp was built for a GPU and finds one."""
+    return bool(lib.llama_supports_gpu_offload())
+
+
+def build() -> str:
+    """Return what llama.cpp says of itself and of the machine: version, devices, instructions."""
+    features = lib.llama_print_system_info().decode("utf-8", errors="replace")
+    return f"{VERSION}, offload {can_offload()}, {features}"
+
+
+def model_params(options: LoadOptions) -> Any:
+    """Return llama_model_params for `options`."""
+    params = lib.llama_model_default_params()
+    params.n_gpu_layers = options.n_gpu_layers
+    # Repacked weights cost memory and loading time, and make logits depend on a pass's width.
+    params.use_extra_bufts = False
+    return params
+
+
+@contextmanager
+def open_header(path: Path) -> Iterator[Any]:
+    """Load only metadata and vocabulary of a file. Raises ModelLoadError."""
+    params = lib.llama_model_default_params()
+    params.vocab_only = True
+    model = load_model([path], params)
+    try:
+        yield model
+    finally:
+        lib.llama_model_free(model)
+
+
+def metadata(model: Any) -> dict[str, str]:
+    """Return the scalars of a model's metadata as texts."""
+    key, value = lib.llama_model_meta_key_by_index, lib.llama_model_meta_val_str_by_index
+    count = lib.llama_model_meta_count(model)
+    return {_written(key, model, i): _written(value, model, i) for i in range(count)}
+
+
+def _written(write: Callable[..., int], model: Any, i: int) -> str:
+    """Return what `write` puts into a buffer, however long it is."""
+    length = 1024
+    while True:
+        buffer = ctypes.create_string_buffer(length)
+        n = write(model, i, buffer, length)
+        if n < length:
+            return buffer.value.decode("utf-8", errors="replace")
+        length = n + 1
+
+
+def load_model(paths: Sequence[Path], params: Any) -> Any:
+    """Return a llama_model of a file, or of the parts of a split one. Raises ModelLoadError."""
+    for path in paths:
+        require_gguf(path)
+    _log.clear()
+    if len(paths) == 1:
+        model = lib.llama_model_load_from_file(os.fsencode(paths[0]), params)
+    else:
+        names = (ctypes.c_char_p * len(paths))(*map(os.fsencode, paths))
+        model = lib.llama_model_load_from_splits(names, len(paths), params)
+    if not model:
+        raise ModelLoadError(
+            f"llama.cpp cannot load {paths[0]}{why()}",
+            hint="The file may be damaged: `lspec pull` checks and replaces the files of a pair.",
+        )
+    return model
+
+
+def new_context(model: Any, path: Path, options: LoadOptions, *, n_batch: int) -> Any:
+    """Return a llama_context; where there is none, `model` is freed. Raises ModelLoadError."""
+    params = lib.llama_context_default_params()
+    # llama.cpp's own window must hold a whole prompt chunk; the one asked for is ours to enforce.
+    window = min(options.n_ctx, lib.llama_model_n_ctx_train(model))
+    params.n_ctx = max(256, window + options.spare)
+    params.type_k = params.type_v = _GGML_TYPES[options.kv_type]
+    params.n_batch = params.n_ubatch = n_batch
+    params.n_outputs_max = options.max_rows
+    # Where the state is recurrent, keep it for as many tokens as a round may have to take back.
+    params.n_rs_seq = options.max_rows - 1
+    params.n_threads = params.n_threads_batch = options.n_threads or usable_cores()
+    params.no_perf = True
+    context = lib.llama_init_from_model(model, params)
+    if not context:
+        lib.llama_model_free(model)
+        raise ModelLoadError(
+            f"no context of {options.n_ctx} tokens for {path}{why()}",
+            hint="A smaller --ctx needs less memory.",
+        )
+    return context
+
+
+def free(context: Any, model: Any, batch: Any) -> None:
+    """Free all three."""
+    lib.llama_batch_free(batch)
+    lib.llama_free(context)
+    lib.llama_model_free(model)
+
+
+def why() -> str:
+    """Return llama.cpp's first complaint, which names the cause, to put behind a sentence."""
+    complaints = [line for level, line in _log if level == _LOG_ERROR and line]
+    return f": {complaints[0].removeprefix(_LOADING)}" if complaints else ""

@@ -1,0 +1,174 @@
+"""The vocabulary of a loaded model: text to token ids and back."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import llama_cpp as lib
+
+from lspec.compat import Vocabulary
+from lspec.errors import RequestError
+from lspec.llama import native
+
+_KINDS = {0: "none", 1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLaMo-2"}
+# Bits of llama_token_attr.
+_UNKNOWN, _UNUSED, _CONTROL, _USER_DEFINED = 1 << 0, 1 << 1, 1 << 3, 1 << 4
+
+
+def read_vocabulary(path: Path) -> Vocabulary:
+    """Read only the vocabulary of a GGUF file. Raises ModelLoadError."""
+    with native.open_header(path) as model:
+        return Vocab(lib.llama_model_get_vocab(model)).vocabulary
+
+
+class Vocab:
+    """Text to token ids and back."""
+
+    def __init__(self, pointer: Any, is_alive: Callable[[], bool] = lambda: True) -> None:
+        """`is_alive` says whether the model is still there that the vocabulary is a part of."""
+        self._vocab = pointer
+        self._is_alive = is_alive
+        self.kind = _KINDS.get(lib.llama_vocab_type(pointer), "unknown")
+        self.size: int = lib.llama_vocab_n_tokens(pointer)
+        self.n_tokens = self.size - self._padding()
+
+    def _padding(self) -> int:
+        """Count the unused ids at the end, which only round the output matrix up."""
+        padding = 0
+        while self.kind != "none" and self._attr(self.size - 1 - padding) & _UNUSED:
+            padding += 1
+        return padding
+
+    def _attr(self, token: int) -> int:
+        return int(lib.llama_vocab_get_attr(self._vocab, token))
+
+    def _ids(self) -> range:
+        """Return all ids that have a text; none for a model without a vocabulary."""
+        return range(0 if self.kind == "none" else self.n_tokens)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """What must agree between target and draft."""
+        v, get_text = self._vocab, lib.llama_vocab_get_text
+        return Vocabulary(
+            kind=self.kind,
+            size=self.size,
+            bos=lib.llama_vocab_bos(v) if lib.llama_vocab_get_add_bos(v) else -1,
+            eos=lib.llama_vocab_eos(v) if lib.llama_vocab_get_add_eos(v) else -1,
+            texts=[get_text(v, i) for i in self._ids()],
+        )
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """The end-of-generation set."""
+        return frozenset(i for i in self._ids() if lib.llama_vocab_is_eog(self._vocab, i))
+
+    @cached_property
+    def control_texts(self) -> tuple[str, ...]:
+        """The texts that `tokenize(..., special=True)` turns into control tokens."""
+        marked = (i for i in self._ids() if self._attr(i) & (_CONTROL | _UNKNOWN))
+        return tuple(filter(None, map(self.text, marked)))
+
+    @cached_property
+    def named(self) -> frozenset[int]:
+        """The tokens that stand for no text: control tokens, and what else looks like `<name>`."""
+        return frozenset(filter(self._is_named, self._ids()))
+
+    def _is_named(self, token: int) -> bool:
+        attributes, text = self._attr(token), self.text(token)
+        looks_so = text.startswith("<") and text.endswith(">")
+        return bool(attributes & _CONTROL or (attributes & _USER_DEFINED and looks_so))
+
+    @property
+    def c_tokenizer(self) -> tuple[int, int]:
+        """The addresses of the vocabulary and of llama_tokenize, for a library that calls it.
+
+        They are worth nothing once the model is closed; `require_open` tells.
+        """
+        function = ctypes.cast(lib.llama_cpp._lib.llama_tokenize, ctypes.c_void_p)
+        return int(self._vocab), int(function.value or 0)
+
+    def require_open(self) -> None:
+        """Raise RequestError once the model is closed."""
+        if not self._is_alive():
+            raise RequestError("this engine has been closed")
+
+    @property
+    def bos(self) -> int:
+        """The beginning-of-sequence token; -1 where there is none."""
+        return int(lib.llama_vocab_bos(self._vocab))
+
+    @property
+    def eos(self) -> int:
+        """The end-of-sequence token, one of `ends`; -1 where there is none."""
+        return int(lib.llama_vocab_eos(self._vocab))
+
+    @property
+    def newline(self) -> int:
+        """The token of a line feed; -1 where there is none."""
+        return int(lib.llama_vocab_nl(self._vocab))
+
+    @property
+    def fim(self) -> tuple[int, int, int]:
+        """The tokens before prefix, suffix and middle of a text to fill in; -1: there is none."""
+        functions = (lib.llama_vocab_fim_pre, lib.llama_vocab_fim_suf, lib.llama_vocab_fim_mid)
+        prefix, suffix, middle = (int(function(self._vocab)) for function in functions)
+        return prefix, suffix, middle
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether a text begins with the beginning-of-sequence token."""
+        return self.kind != "none" and bool(lib.llama_vocab_get_add_bos(self._vocab))
+
+    @property
+    def bos_text(self) -> str:
+        """The text of the beginning-of-sequence token; empty where there is none."""
+        return self.text(lib.llama_vocab_bos(self._vocab))
+
+    @property
+    def eos_text(self) -> str:
+        """The text of the end-of-sequence token; empty where there is none."""
+        return self.text(lib.llama_vocab_eos(self._vocab))
+
+    def text(self, token: int) -> str:
+        """Return the text by which the vocabulary names `token`, control tokens included."""
+        if token < 0 or self.kind == "none":
+            return ""
+        raw: bytes = lib.llama_vocab_get_text(self._vocab, token)
+        return raw.decode("utf-8", errors="replace")
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """Return the bytes that `token` adds to a text.
+
+        A control token adds none, unless `special` asks for its own text.
+        """
+        if self.kind == "none":
+            return b""
+        length = 64
+        while True:
+            buffer = ctypes.create_string_buffer(length)
+            n = lib.llama_token_to_piece(self._vocab, token, buffer, length, 0, special)
+            if n >= 0:
+                return buffer.raw[:n]
+            length = -n
+
+    def tokenize(self, text: str | bytes, *, bos: bool, special: bool) -> list[int]:
+        """Return the ids of `text`, which may be given as UTF-8 bytes.
+
+        `bos` puts the beginning-of-sequence token first where the model wants one; `special` reads
+        the text of a control token as that token. Lone surrogates become "?".
+        """
+        if self.kind == "none":
+            raise RequestError("this model has no vocabulary: give token ids, not text")
+        data = text if isinstance(text, bytes) else text.encode("utf-8", errors="replace")
+        room = len(data) + 2
+        while True:
+            ids = (lib.llama_token * room)()
+            n = lib.llama_tokenize(self._vocab, data, len(data), ids, room, bos, special)
+            if n >= 0:
+                return list(ids[:n])
+            room = -n

@@ -1,0 +1,237 @@
+"""Exact mode's self-check: which pass widths of a target agree, and which to keep to.
+
+The search takes a minute or two on a CPU, so what it finds is remembered. The choice depends on the
+target and the machine alone, never on a draft: another draft must not change the text.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from itertools import cycle, islice
+from pathlib import Path
+
+from lspec import prompts, theory, widths
+from lspec.costs import Seconds, measure
+from lspec.errors import ModelLoadError, RollbackError
+from lspec.llama import KvType, LlamaModel, LoadOptions, build
+from lspec.machine import usable_cores
+from lspec.paths import cache_dir
+from lspec.widths import CONTEXTS, ROWS, WIDTHS, Widths
+
+log = logging.getLogger("lspec")
+
+KV_TYPES: tuple[KvType, ...] = ("f16", "q8_0")  # the first one is what every model can have
+_LENGTH = CONTEXTS[-1] + ROWS  # of the text that the widths are compared on
+_NOTICE = (
+    "exact mode: looking for pass widths that agree bit for bit, once for this model and machine "
+    "(up to two minutes)"
+)
+_COSTS_S = 2.0  # for timing passes
+_ALPHA, _STEP = 0.8, 0.2  # a good draft: its acceptance rate, and a step in steps of the target
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What is known of a target with one type of cache.
+
+    `seconds` are those of passes by width. Without `widths`, `problem` is a clause that says why.
+    """
+
+    kv_type: KvType
+    widths: Widths | None
+    seconds: Seconds = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What exact mode keeps to."""
+
+    kv_type: KvType
+    widths: tuple[int, ...]
+
+
+def choose(
+    files: Sequence[Path],
+    options: LoadOptions,
+    kv_type: KvType | None = None,
+    *,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Choice:
+    """Return the cache type and the widths that promise the most tokens per second.
+
+    `kv_type` leaves no choice of the first; that of `options` does not count. Raises ModelLoadError
+    also where no two widths agree, and KeyboardInterrupt if `should_stop` ended the search.
+    """
+    found = survey(files, options, kv_type, should_stop=should_stop)
+    if found is None:
+        raise KeyboardInterrupt
+    choice = best(found)
+    if choice is None:
+        raise ModelLoadError(
+            f"exact mode is not possible here: {_why_not(found)}",
+            hint="Without --exact the target's law is kept all the same.",
+        )
+    if choice.widths == (1,):
+        log.info("exact mode decodes plainly here: drafting would not pay")
+    return choice
+
+
+def survey(
+    files: Sequence[Path],
+    options: LoadOptions,
+    kv_type: KvType | None = None,
+    *,
+    announce: Callable[[str], None] = log.warning,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> list[Findings] | None:
+    """Return what is remembered, or found out now, of each type of cache that is worth having.
+
+    That is `kv_type` where it is given. `announce` is told before anything has to be found out.
+    None if `should_stop` ended it. Raises ModelLoadError.
+    """
+    found: list[Findings] = []
+    announced = False
+    for name in (kv_type,) if kv_type else KV_TYPES:
+        options = replace(options, kv_type=name)
+        path = _path(files, options)
+        findings = _read(path)
+        if findings is None:
+            if not announced:
+                announce(_NOTICE)
+            announced = True
+            findings = _examine(files, options, should_stop)
+            if findings is None:
+                return None
+            _write(path, findings)
+        found.append(findings)
+        if findings.widths and len(findings.widths.classes) == 1:
+            break  # no class can be larger
+    return found
+
+
+def best(found: Sequence[Findings]) -> Choice | None:
+    """Return the fastest class of all; None where no class has two widths."""
+    candidates = [
+        (findings, group)
+        for findings in found
+        if findings.widths
+        for group in findings.widths.classes
+        if len(group) > 1 or group == (1,)  # of another one, nothing shows that all places agree
+    ]
+    if all(len(group) == 1 for _, group in candidates):
+        return None
+    findings, group = max(candidates, key=lambda item: tokens_per_s(item[0].seconds, item[1]))
+    return Choice(findings.kv_type, group)
+
+
+def tokens_per_s(seconds: Seconds, group: Sequence[int]) -> float:
+    """Return what the widths `group` promise with a good draft, or plainly where that is more.
+
+    `seconds` are those of passes by width; a pass is padded to the next width of the group.
+    """
+
+    def rate(gamma: int) -> float:
+        width = next(width for width in group if width > gamma)
+        cost = gamma * _STEP * seconds[0] + seconds[width - 1]
+        return theory.tau(_ALPHA, gamma) / cost
+
+    return max(map(rate, range(group[-1])))
+
+
+def _examine(
+    files: Sequence[Path], options: LoadOptions, should_stop: Callable[[], bool]
+) -> Findings | None:
+    """Load the target, compare widths and time passes; None if it was stopped."""
+    options = replace(options, n_ctx=_LENGTH + WIDTHS[-1], max_rows=WIDTHS[-1], spare=0)
+    try:
+        model = LlamaModel(files, options)
+    except ModelLoadError as error:
+        if options.kv_type == KV_TYPES[0]:
+            raise
+        return Findings(options.kv_type, None, problem=str(error))
+    try:
+        found = widths.find(model, _text(model), should_stop=should_stop)
+        if found is None:
+            return None
+        if not found.contexts:
+            return Findings(
+                options.kv_type, None, problem="the window is too small for a comparison"
+            )
+        seconds = measure(model, None, budget_s=_COSTS_S).target
+    except RollbackError as error:
+        return Findings(options.kv_type, None, problem=str(error))
+    finally:
+        model.close()
+    return Findings(options.kv_type, found, seconds)
+
+
+def _text(model: LlamaModel) -> list[int]:
+    """Return real text, as often as it takes; any ids for a model without a vocabulary."""
+    if model.vocab.kind == "none":
+        return [(3 + 7919 * i) % model.n_vocab for i in range(_LENGTH)]
+    texts = (m["content"] for prompt in prompts.read(prompts.BUILT_IN) for m in prompt.messages)
+    tokens = model.vocab.tokenize("\n".join(texts), bos=False, special=False)
+    return list(islice(cycle(tokens), _LENGTH))
+
+
+def _why_not(found: Sequence[Findings]) -> str:
+    apart = [max(findings.widths.difference) for findings in found if findings.widths]
+    if not apart:
+        return found[0].problem
+    return f"logits of different pass widths differ by up to {max(apart):.2g}"
+
+
+def _path(files: Sequence[Path], options: LoadOptions) -> Path:
+    """Return where findings are kept: the name stands for all that they depend on."""
+    threads = options.n_threads or usable_cores()
+    identity = (
+        (build(), threads, options.n_gpu_layers, options.kv_type),
+        (WIDTHS, ROWS, CONTEXTS),
+        [(str(path.resolve()), _state(path)) for path in files],
+    )
+    return cache_dir() / "exact" / f"{sha256(repr(identity).encode()).hexdigest()[:32]}.json"
+
+
+def _state(path: Path) -> tuple[int, int] | None:
+    try:
+        state = path.stat()
+    except OSError:  # it cannot be loaded either
+        return None
+    return state.st_size, state.st_mtime_ns
+
+
+def _read(path: Path) -> Findings | None:
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        found = fields["widths"]
+        return Findings(
+            fields["kv_type"],
+            found
+            and Widths(
+                tuple(map(tuple, found["classes"])),
+                tuple(found["difference"]),
+                tuple(found["contexts"]),
+            ),
+            tuple(fields["seconds"]),
+            fields["problem"],
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(path: Path, findings: Findings) -> None:
+    new = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new.write_text(json.dumps(asdict(findings)), encoding="utf-8")
+        new.replace(path)
+    except OSError:  # what cannot be remembered is found out again
+        with suppress(OSError):
+            new.unlink()

@@ -1,0 +1,87 @@
+#!/usr/bin/env python
+"""Compare the rules of verification on real text: acceptance rate and tokens per round.
+
+    scripts/acceptance.py [--temperatures 0.3,0.7,1] [--gamma 4] [--max-tokens 96]
+
+Beside the three rules of lspec stands sample-and-match, which other programs use: the draft takes
+its likeliest token, the target samples, and a drafted token stands if the sample is the same. All
+take turns prompt by prompt, without truncation, and with the same seeds.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+import lspec
+from lspec import prompts
+from lspec.distribution import Distribution
+from lspec.round import Proposal, Source, Verdict
+from lspec.stats import Tally
+from lspec.verify import RULES, RejectionRule
+
+FILE = click.Path(exists=True, dir_okay=False)
+OTHER = "sample-and-match"
+
+
+class MatchRule(RejectionRule):
+    """Sample-and-match: a chosen token stands with probability p(x), which is the same law."""
+
+    def draw(self, q: Distribution, start: int, drafted: int) -> int:
+        """Return the likeliest token."""
+        best = int(q.weights.argmax())
+        return best if q.ids is None else int(q.ids[best])
+
+    def verify(self, proposal: Proposal, p: Callable[[int], Distribution], start: int) -> Verdict:
+        """Judge the tokens as chosen ones."""
+        return super().verify(Proposal.chosen(proposal.tokens, Source.DRAFT), p, start)
+
+
+@click.command()
+@click.option("--target", type=FILE)
+@click.option("--draft", type=FILE)
+@click.option("--temperatures", default="0.3,0.7,1")
+@click.option("--gamma", default=4, show_default=True)
+@click.option("--max-tokens", default=96, show_default=True)
+@click.option("--limit", type=int, help="Prompts per category (default: all).")
+def main(
+    target: str | None,
+    draft: str | None,
+    temperatures: str,
+    gamma: int,
+    max_tokens: int,
+    limit: int | None,
+) -> None:
+    """Print a row for each temperature and rule."""
+    RULES[OTHER] = MatchRule  # type: ignore[index]
+    fixed: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "reuse": False}
+    fixed |= {"gamma": gamma, "max_tokens": max_tokens}
+    chosen = prompts.select(prompts.read(prompts.BUILT_IN), limit=limit)
+    with lspec.load(target=target, draft=draft, drafter="model") as engine:
+        click.echo("| temperature | rule | acceptance rate | tokens per round | tok/s |")
+        click.echo("|---|---|---|---|---|")
+        for temperature in map(float, temperatures.split(",")):
+            tallies: dict[str, Tally] = defaultdict(Tally)
+            for seed, prompt in enumerate(chosen):
+                for rule in RULES:
+                    options = {**fixed, "temperature": temperature, "rule": rule, "seed": seed}
+                    chunks = engine.stream_chat(prompt.messages, **options)
+                    for chunk in chunks:
+                        if chunk.round is not None:
+                            tallies[rule].add(chunk.round)
+                        if chunk.completion is not None:
+                            tallies[rule].total_s += chunk.completion.stats.total_s
+                click.echo(f"{temperature:g}: {prompt.id}", err=True)
+            for rule, tally in tallies.items():
+                stats = tally.stats(generated_tokens=tally.emitted)
+                click.echo(
+                    f"| {temperature:g} | {rule} | {stats.acceptance_rate:.3f} "
+                    f"| {stats.block_efficiency:.2f} | {stats.tokens_per_s:.1f} |"
+                )
+
+
+if __name__ == "__main__":
+    main()
