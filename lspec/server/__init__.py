@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server for one engine; it comes with `lspec[server]`."""
