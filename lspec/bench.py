@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from typing import Any
 
+from lspec import widths
 from lspec.comparison import Gamma, Run
 from lspec.costs import Costs, measure
 from lspec.engine import Engine
-from lspec.errors import LspecError, RequestError
+from lspec.errors import LspecError, RequestError, RollbackError
 from lspec.params import SamplingParams
 from lspec.prompts import Prompt
 from lspec.request import Chunk, check_gamma
 
 _WARM_UP_TOKENS = 16
+_CONTEXT, _ROWS = 40, 6  # where widths are compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,30 @@ def calibrate(engine: Engine, *, budget_s: float) -> Costs:
         widest=engine.max_width,
         budget_s=budget_s,
     )
+
+
+def width_difference(engine: Engine, plan: Plan) -> float | None:
+    """Return how far the width of a pass moves the target's logits, on the first prompt.
+
+    None for a target that cannot take tokens back. Nothing is left in the caches.
+    """
+    prompt = engine.tokenize_chat(plan.prompts[0].messages)
+    text = list(islice(cycle(prompt), _CONTEXT + 2 * _ROWS))
+    asked = {1 + gamma for gamma in plan.gammas if isinstance(gamma, int)}
+    engine.forget()
+    try:
+        found = widths.find(
+            engine.target.model,
+            text,
+            contexts=(_CONTEXT,),
+            rows=_ROWS,
+            widths={1, 3, 5} | asked if not engine.exact else {1, engine.max_width},
+        )
+    except RollbackError:
+        return None
+    finally:
+        engine.forget()
+    return None if found is None else max(found.difference)
 
 
 def run(

@@ -44,12 +44,13 @@ def args(chat_model: Path, chat_draft: Path, tmp_path: Path) -> list[str]:
 def report(*, rows: tuple[Any, ...] = ROWS) -> Report:
     prompts = (Prompt("a", "code", ({"role": "user", "content": "Hi"},)),)
     plan = Plan(prompts, (4,), (0.0,), max_tokens=8, repeats=1, sampling=SamplingParams())
-    return Report("a pair", plan, COSTS, (), rows)
+    return Report("a pair", plan, COSTS, 0.5, (), rows)
 
 
 def test_table_and_verdict_are_on_stdout_and_nothing_else_anywhere(args: list[str]) -> None:
     done = run("bench", *args)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr.startswith("the width of a pass moves this target's logits by up to ")
     header, *rows, verdict = done.stdout.splitlines()
     assert header.split() == " ".join(HEADERS).split()
     expected = [
@@ -67,6 +68,7 @@ def test_json_has_the_documented_names_and_the_verdict_is_on_stderr_too(args: li
     result = json.loads(done.stdout)
     assert done.returncode == 0
     assert done.stderr == result["verdict"] + "\n"
+    assert 0 < result["width_difference"] < 1
     assert result["interrupted"] is False
     assert result["sampling"].items() >= {"top_k": 0, "top_p": 1.0, "min_p": 0.0}.items()
     assert (result["repeats"], result["max_tokens"], result["seed"]) == (2, 12, 0)

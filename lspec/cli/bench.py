@@ -24,7 +24,7 @@ from lspec.cli.options import (
     add,
     split,
 )
-from lspec.cli.output import EXIT_INTERRUPTED
+from lspec.cli.output import EXIT_INTERRUPTED, note
 from lspec.comparison import Run, compare
 from lspec.engine import Engine
 
@@ -153,9 +153,10 @@ def _measure(engine: Engine, plan: benchmark.Plan, *, calibration_s: float) -> R
     """Play the whole plan, or as much of it as Ctrl-C allows, with a progress bar on a terminal."""
     with stop_on_interrupt() as should_stop:
         costs = benchmark.calibrate(engine, budget_s=calibration_s)
+        moved = benchmark.width_difference(engine, plan)
         with _progress(benchmark.run(engine, plan, should_stop=should_stop), plan.size) as runs:
             done = tuple(runs)
-    return Report(engine.description, plan, costs, done, rows=tuple(compare(done, costs)))
+    return Report(engine.description, plan, costs, moved, done, rows=tuple(compare(done, costs)))
 
 
 @contextmanager
@@ -171,6 +172,8 @@ def _show(report: Report, *, output: str, plot: Path | None) -> None:
     """Print the result on stdout, and the verdict where it does not break the format."""
     click.echo(FORMATS[output](report))
     click.echo(report.verdict, err=output in ("json", "csv"))
+    if report.caveat and output in ("table", "md"):
+        note(report.caveat)
     if plot and report.rows:
         from lspec.cli.plot import draw
 

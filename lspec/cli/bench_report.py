@@ -41,6 +41,7 @@ class Report:
     engine: str  # the models and where they run
     plan: Plan
     costs: Costs
+    width_difference: float | None  # of logits, between passes of different widths
     runs: tuple[Run, ...]
     rows: tuple[Row, ...]  # what the runs say
 
@@ -53,6 +54,16 @@ class Report:
     def verdict(self) -> str:
         """The result in one sentence."""
         return verdict(self.rows)
+
+    @property
+    def caveat(self) -> str | None:
+        """What "the same text at temperature 0" means here; None where it needs no words."""
+        if not self.width_difference:
+            return None
+        return (
+            f"the width of a pass moves this target's logits by up to {self.width_difference:.2g}: "
+            "at temperature 0 the text may differ from plain decoding at closer ties (see --exact)"
+        )
 
 
 def _table(report: Report) -> str:
@@ -119,6 +130,7 @@ def _json(report: Report) -> str:
         "sampling": sampling,
         "interrupted": report.interrupted,
         "costs": asdict(report.costs),
+        "width_difference": report.width_difference,
         "rows": [asdict(row) for row in report.rows],
         "runs": [_counts(run) for run in report.runs],
         "verdict": report.verdict,
