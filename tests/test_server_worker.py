@@ -15,7 +15,7 @@ from lspec.request import Chunk, Completion
 from lspec.server.errors import ApiError
 from lspec.server.metrics import Metrics
 from lspec.server.stream import EventStream
-from lspec.server.worker import Worker
+from lspec.server.worker import Job, Worker
 from lspec.stats import Tally
 
 Make = Callable[[Callable[[], bool]], list[Iterator[Chunk]]]
@@ -69,6 +69,27 @@ def test_streams_are_prepared_and_played_in_threads_of_their_own() -> None:
     (items,) = play(make)
     assert [number for number, _ in items] == [0, 1]
     assert threads == ["lspec-prepare_0", "lspec-play_0", "lspec-play_0"]
+
+
+def test_jobs_are_played_in_the_order_they_came() -> None:
+    played: list[int] = []
+
+    def stream(number: int) -> Iterator[Chunk]:
+        played.append(number)
+        yield last()
+
+    async def consume(worker: Worker, number: int) -> None:
+        job = Job([stream(number)], threading.Event())
+        async for _ in worker.play(job):
+            pass
+
+    async def run(worker: Worker) -> None:
+        await asyncio.gather(*(consume(worker, number) for number in range(6)))
+
+    worker = new_worker(queue=5)
+    asyncio.run(run(worker))
+    worker.close()
+    assert played == list(range(6))
 
 
 def test_a_failed_job_raises_and_the_next_is_played() -> None:
