@@ -33,6 +33,7 @@ _NOTICE = (
     "(up to two minutes)"
 )
 _COSTS_S = 2.0  # for timing passes
+_PLAIN = 0.9  # a class that never drafts must be faster than this says: copies are worth something
 _ALPHA, _STEP = 0.8, 0.2  # a good draft: its acceptance rate, and a step in steps of the target
 
 
@@ -127,7 +128,12 @@ def best(found: Sequence[Findings]) -> Choice | None:
     ]
     if all(len(group) == 1 for _, group in candidates):
         return None
-    findings, group = max(candidates, key=lambda item: tokens_per_s(item[0].seconds, item[1]))
+
+    def worth(item: tuple[Findings, tuple[int, ...]]) -> float:
+        findings, group = item
+        return tokens_per_s(findings.seconds, group) * (_PLAIN if group == (1,) else 1.0)
+
+    findings, group = max(candidates, key=worth)
     return Choice(findings.kv_type, group)
 
 
