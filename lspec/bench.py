@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
+from statistics import median
 from typing import Any
 
 from lspec import widths
@@ -17,6 +18,7 @@ from lspec.prompts import Prompt
 from lspec.request import Chunk, check_gamma
 
 _WARM_UP_TOKENS = 16
+_CALIBRATION_REPEATS = 100  # of a pass; the time ends it before
 _CONTEXT, _ROWS = 40, 6  # where widths are compared
 
 
@@ -87,20 +89,29 @@ def check(engine: Engine, plan: Plan) -> None:
             raise type(error)(f"prompt {prompt.id!r}: {error}", hint=error.hint) from None
 
 
-def calibrate(engine: Engine, *, budget_s: float) -> Costs:
+def calibrate(engine: Engine, plan: Plan, *, budget_s: float) -> Costs:
     """Measure what the passes of the engine's models cost, in about `budget_s` seconds.
 
-    Nothing of earlier texts is left in the caches.
+    Passes are timed where the middle of the plan's answers will be. What the first half of the time
+    shows is forgotten: a machine at work has another speed than one that has just begun. Nothing of
+    earlier texts is left in the caches.
     """
-    target, draft = engine.target, engine.draft
-    for cache in filter(None, (target, draft)):
-        cache.truncate(0)
-    return measure(
-        target.model,
-        None if draft is None else draft.model,
-        widest=engine.max_width,
-        budget_s=budget_s,
-    )
+    engine.forget()
+    lengths = [len(engine.tokenize_chat(prompt.messages)) for prompt in plan.prompts]
+    context = round(median(lengths)) + plan.max_tokens // 2
+
+    def once() -> Costs:
+        return measure(
+            engine.target.model,
+            None if engine.draft is None else engine.draft.model,
+            widest=engine.max_width,
+            budget_s=budget_s / 2,
+            repeats=_CALIBRATION_REPEATS,
+            context=context,
+        )
+
+    once()
+    return once()
 
 
 def width_difference(engine: Engine, plan: Plan) -> float | None:

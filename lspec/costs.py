@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean
 from time import perf_counter
 
 from lspec.errors import RollbackError
@@ -13,8 +13,8 @@ from lspec.round import MAX_GAMMA
 
 MAX_WIDTH = MAX_GAMMA + 1
 _WIDTHS = (1, 2, 3, 5, 9, MAX_WIDTH)  # what lies between is interpolated
-_REPEATS = 5  # of each width at most
-_CONTEXT = 32  # tokens before a measured pass
+_REPEATS = 5  # of each width at most, unless asked for more
+_CONTEXT = 32  # tokens before a measured pass, unless asked for more
 _ANY = 7  # a token id; which one does not matter
 
 Seconds = tuple[float, ...]  # of a pass of width 1, 2, … MAX_WIDTH
@@ -43,14 +43,22 @@ def measure(
     *,
     widest: int = MAX_WIDTH,
     budget_s: float = 1.5,
+    repeats: int = _REPEATS,
+    context: int = _CONTEXT,
 ) -> Costs:
     """Time passes of both models, each at least once and again while `budget_s` lasts.
 
-    The target takes passes of `widest` tokens at most. Both caches are empty afterwards.
+    Each width is timed `repeats` times at most, after `context` tokens. The target takes passes of
+    `widest` tokens at most. Both caches are empty afterwards.
     """
     start = perf_counter()
-    draft_seconds = None if draft is None else _seconds(draft, start + 0.3 * budget_s, MAX_WIDTH)
-    return Costs(draft_seconds, _seconds(target, start + budget_s, widest))
+
+    def seconds(model: LanguageModel, share: float, widest: int) -> Seconds:
+        widths = sorted({min(width, widest) for width in _WIDTHS})
+        return _seconds(model, widths, start + share * budget_s, repeats, context)
+
+    draft_seconds = None if draft is None else seconds(draft, 0.3, MAX_WIDTH)
+    return Costs(draft_seconds, seconds(target, 1.0, widest))
 
 
 def quick_check(costs: Costs, target: LanguageModel, *, widest: int = MAX_WIDTH) -> bool:
@@ -85,30 +93,38 @@ def interpolate(times: Mapping[int, float]) -> Seconds:
     return tuple(result)
 
 
-def _seconds(model: LanguageModel, ends_at: float, widest: int) -> Seconds:
-    """Return median seconds; widths come in turn until the time is over."""
-    widths = sorted({min(width, widest) for width in _WIDTHS})
+def _seconds(
+    model: LanguageModel, widths: Sequence[int], ends_at: float, repeats: int, context: int
+) -> Seconds:
+    """Return the seconds by width; widths come in turn until the time is over."""
+    context = min(context, model.n_ctx - widths[-1])
     times: dict[int, list[float]] = {}
     model.truncate(0)
-    _prepare(model)
+    _prepare(model, context)
     model.eval([_ANY], rows=1)  # the first pass of a kind is slower
-    for _ in range(_REPEATS):
+    for _ in range(repeats):
         for width in widths:
             if len(times) == len(widths) and perf_counter() > ends_at:
                 break
-            _prepare(model)
+            _prepare(model, context)
             started = perf_counter()
             model.eval([_ANY] * width, rows=width)
             times.setdefault(width, []).append(perf_counter() - started)
     model.truncate(0)
-    return interpolate({width: median(seconds) for width, seconds in times.items()})
+    return interpolate({width: _middle(seconds) for width, seconds in times.items()})
 
 
-def _prepare(model: LanguageModel) -> None:
-    """Leave _CONTEXT tokens in the cache; a model that cannot go back there reads them again."""
+def _middle(values: Sequence[float]) -> float:
+    """Return the mean of the middle half: outliers do not count, two speeds in turn both do."""
+    quarter = len(values) // 4
+    return fmean(sorted(values)[quarter : len(values) - quarter])
+
+
+def _prepare(model: LanguageModel, context: int = _CONTEXT) -> None:
+    """Leave `context` tokens in the cache; a model that cannot go back there reads them again."""
     try:
-        model.truncate(_CONTEXT)
+        model.truncate(context)
     except RollbackError:
         model.truncate(0)
-    if model.n_past < _CONTEXT:
-        model.eval([_ANY] * (_CONTEXT - model.n_past), rows=0)
+    while model.n_past < context:
+        model.eval([_ANY] * min(_CONTEXT, context - model.n_past), rows=0)

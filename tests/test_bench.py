@@ -162,7 +162,7 @@ def test_prompt_that_does_not_fit_is_named_before_anything_runs(engine: Engine) 
 def test_real_engine_is_measured_from_calibration_to_rows(engine: Engine) -> None:
     engine.chat([{"role": "user", "content": "Something else."}], max_tokens=8)
     check(engine, PLAN)
-    costs = calibrate(engine, budget_s=0.0)
+    costs = calibrate(engine, PLAN, budget_s=0.0)
     assert costs.draft is not None
     assert len(costs.draft) == len(costs.target) == MAX_WIDTH
     runs = list(run(engine, PLAN))
@@ -186,5 +186,5 @@ def test_calibration_leaves_the_engine_as_good_as_new(engine: Engine) -> None:
         return engine.chat(PLAN.prompts[0].messages, temperature=0.0, max_tokens=20).tokens
 
     before = tokens()
-    calibrate(engine, budget_s=0.0)
+    calibrate(engine, PLAN, budget_s=0.0)
     assert tokens() == before

@@ -91,7 +91,7 @@ BENCH_OPTIONS = (
         "--calibration",
         metavar="SECONDS",
         type=click.FloatRange(0),
-        default=8.0,
+        default=20.0,
         show_default=True,
         help="Time for measuring c and v before the run.",
     ),
@@ -152,7 +152,7 @@ def bench(**params: Any) -> int:
 def _measure(engine: Engine, plan: benchmark.Plan, *, calibration_s: float) -> Report:
     """Play the whole plan, or as much of it as Ctrl-C allows, with a progress bar on a terminal."""
     with stop_on_interrupt() as should_stop:
-        costs = benchmark.calibrate(engine, budget_s=calibration_s)
+        costs = benchmark.calibrate(engine, plan, budget_s=calibration_s)
         moved = benchmark.width_difference(engine, plan)
         with _progress(benchmark.run(engine, plan, should_stop=should_stop), plan.size) as runs:
             done = tuple(runs)
