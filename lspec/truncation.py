@@ -47,6 +47,9 @@ def _top_k(row: FloatArray, top: float, ids: IdArray | None, k: int) -> IdArray:
     """Keep the `k` largest, in descending order."""
     if ids is None:
         ids = _ids_within(row, top, lambda found: len(found) >= k)
+    if len(ids) > k:  # on a confident row the gap has grown until it let thousands in
+        logits = row[ids]
+        ids = ids[logits >= np.partition(logits, -k)[-k]]
     return _descending(row, ids)[:k]
 
 
@@ -83,7 +86,7 @@ def _ids_within(row: FloatArray, top: float, enough: Callable[[IdArray], bool]) 
         ids = _ids_above(row, top - gap)
         if len(ids) == len(row) or enough(ids):
             return ids
-        gap *= 2
+        gap *= 1.5
     return np.arange(len(row), dtype=np.int32)
 
 

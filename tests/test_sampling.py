@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from laws import softmax, truncated
 
+from lspec import truncation
 from lspec.distribution import Distribution
 from lspec.errors import DecodeError, RequestError
 from lspec.params import SamplingParams
@@ -94,6 +95,23 @@ def test_far_apart_logits_are_found_by_a_widening_search() -> None:
     kept = ChainSampler(SamplingParams(1, 3, 1, 0), n_vocab=5).distribution(row).ids
     assert kept is not None
     assert kept.tolist() == [0, 1, 2]
+
+
+def test_confident_row_is_not_sorted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    sorted_ids: list[int] = []
+
+    def descending(row: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        sorted_ids.append(len(ids))
+        return truncation_descending(row, ids)
+
+    truncation_descending = truncation._descending
+    monkeypatch.setattr(truncation, "_descending", descending)
+    row = random_row(50_000, 1.0)
+    row[7] = 13.0
+    kept = ChainSampler(SamplingParams(0.8, 40, 0.95, 0.0), n_vocab=len(row)).distribution(row).ids
+    assert kept is not None
+    assert kept.tolist() == [7]
+    assert max(sorted_ids) == 40
 
 
 def test_tokens_of_probability_zero_stay_so() -> None:
