@@ -34,6 +34,11 @@ class Run:
         return sum(len(round.tokens) for round in self.rounds)
 
     @property
+    def target_s(self) -> float:
+        """Seconds inside the target's passes."""
+        return sum(round.target_s for round in self.rounds)
+
+    @property
     def seconds_per_token(self) -> float:
         """Decoding time per emitted token."""
         return self.total_s / self.tokens

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fabricated import COSTS, a_row
+from fabricated import COSTS, a_round, a_row, a_run
 from test_cli import run
 
 from lspec import bench as benchmark
@@ -84,6 +84,19 @@ def test_json_has_the_documented_names_and_the_verdict_is_on_stderr_too(args: li
         assert 0 < entry["tokens"] <= 12
         assert entry["tokens"] == entry["accepted"] + entry["rounds"] or entry["drafted"]
         assert entry["draft_s"] + entry["target_s"] <= entry["total_s"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "changed"),
+    [((1.0, 1.02), False), ((1.0, 1.3), True), ((0.8, 0.8), True), ((), False)],
+)
+def test_machine_that_changes_its_speed_is_named(seconds: tuple[float, ...], changed: bool) -> None:
+    rounds = [a_round(0, 0, target_s=s) for s in seconds]
+    runs = tuple(a_run(f"code-{i}", 0, [r], total_s=1.0) for i, r in enumerate(rounds))
+    fast = a_run("code-1", 4, [a_round(4, 4, target_s=9.0)], total_s=9.0)
+    caveats = replace(report(), width_difference=0.0, runs=(*runs, fast)).caveats
+    assert len(caveats) == changed
+    assert all(caveat.startswith("this machine changed its speed: a plain") for caveat in caveats)
 
 
 def test_csv_has_one_line_a_row() -> None:

@@ -172,8 +172,8 @@ def _show(report: Report, *, output: str, plot: Path | None) -> None:
     """Print the result on stdout, and the verdict where it does not break the format."""
     click.echo(FORMATS[output](report))
     click.echo(report.verdict, err=output in ("json", "csv"))
-    if report.caveat and output in ("table", "md"):
-        note(report.caveat)
+    for caveat in report.caveats if output in ("table", "md") else ():
+        note(caveat)
     if plot and report.rows:
         from lspec.cli.plot import draw
 

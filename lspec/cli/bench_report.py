@@ -31,6 +31,7 @@ HEADERS = (
     "outside",
     "accepted by position",
 )
+_STEADY = 1.1  # a longer text alone makes steps a few percent slower
 _LEFT = ("category", "accepted by position")
 
 
@@ -56,13 +57,31 @@ class Report:
         return verdict(self.rows)
 
     @property
-    def caveat(self) -> str | None:
-        """What "the same text at temperature 0" means here; None where it needs no words."""
+    def caveats(self) -> list[str]:
+        """What to know beside the numbers; nothing where it needs no words."""
+        return [text for text in (self._moved(), self._unsteady()) if text]
+
+    def _moved(self) -> str:
+        """Say what "the same text at temperature 0" means here."""
         if not self.width_difference:
-            return None
+            return ""
         return (
             f"the width of a pass moves this target's logits by up to {self.width_difference:.2g}: "
             "at temperature 0 the text may differ from plain decoding at closer ties (see --exact)"
+        )
+
+    def _unsteady(self) -> str:
+        """Say whether the machine changed its speed, which no prediction can know."""
+        steps = [run.target_s / len(run.rounds) for run in self.runs if run.gamma == 0]
+        if not steps:
+            return ""
+        slowest, fastest, before = max(steps), min(steps), self.costs.target[0]
+        if max(slowest, before) <= _STEADY * min(fastest, before):
+            return ""
+        return (
+            f"this machine changed its speed: a plain step took {fastest * 1e3:.3g} to "
+            f"{slowest * 1e3:.3g} ms in the runs, and {before * 1e3:.3g} ms when the predictions "
+            "were made"
         )
 
 
@@ -130,6 +149,7 @@ def _json(report: Report) -> str:
         "sampling": sampling,
         "interrupted": report.interrupted,
         "costs": asdict(report.costs),
+        "caveats": report.caveats,
         "width_difference": report.width_difference,
         "rows": [asdict(row) for row in report.rows],
         "runs": [_counts(run) for run in report.runs],
@@ -154,7 +174,7 @@ def _counts(run: Run) -> dict[str, Any]:
         "rejections": sum(round.rejected for round in rounds),
         "draft_steps": sum(round.draft_steps for round in rounds),
         "draft_s": sum(round.draft_s for round in rounds),
-        "target_s": sum(round.target_s for round in rounds),
+        "target_s": run.target_s,
         "total_s": run.total_s,
     }
 
