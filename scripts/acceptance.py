@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Compare the rules of verification on real text: acceptance rate and tokens per round.
 
-    scripts/acceptance.py [--temperatures 0.3,0.7,1] [--gamma 4] [--max-tokens 96]
+    scripts/acceptance.py [--temperatures 0.3,0.7,1] [--gamma 4|auto] [--max-tokens 96]
 
 Beside the three rules of lspec stands sample-and-match, which other programs use: the draft takes
 its likeliest token, the target samples, and a drafted token stands if the sample is the same. All
@@ -44,21 +44,21 @@ class MatchRule(RejectionRule):
 @click.option("--target", type=FILE)
 @click.option("--draft", type=FILE)
 @click.option("--temperatures", default="0.3,0.7,1")
-@click.option("--gamma", default=4, show_default=True)
+@click.option("--gamma", default="4", show_default=True, help="A number, or auto.")
 @click.option("--max-tokens", default=96, show_default=True)
 @click.option("--limit", type=int, help="Prompts per category (default: all).")
 def main(
     target: str | None,
     draft: str | None,
     temperatures: str,
-    gamma: int,
+    gamma: str,
     max_tokens: int,
     limit: int | None,
 ) -> None:
     """Print a row for each temperature and rule."""
     RULES[OTHER] = MatchRule  # type: ignore[index]
     fixed: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "reuse": False}
-    fixed |= {"gamma": gamma, "max_tokens": max_tokens}
+    fixed |= {"gamma": gamma if gamma == "auto" else int(gamma), "max_tokens": max_tokens}
     chosen = prompts.select(prompts.read(prompts.BUILT_IN), limit=limit)
     with lspec.load(target=target, draft=draft, drafter="model") as engine:
         click.echo("| temperature | rule | acceptance rate | tokens per round | tok/s |")
@@ -68,8 +68,7 @@ def main(
             for seed, prompt in enumerate(chosen):
                 for rule in RULES:
                     options = {**fixed, "temperature": temperature, "rule": rule, "seed": seed}
-                    chunks = engine.stream_chat(prompt.messages, **options)
-                    for chunk in chunks:
+                    for chunk in engine.stream_chat(prompt.messages, **options):
                         if chunk.round is not None:
                             tallies[rule].add(chunk.round)
                         if chunk.completion is not None:
