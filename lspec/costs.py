@@ -97,7 +97,7 @@ def _seconds(
     model: LanguageModel, widths: Sequence[int], ends_at: float, repeats: int, context: int
 ) -> Seconds:
     """Return the seconds by width; widths come in turn until the time is over."""
-    context = min(context, model.n_ctx - widths[-1])
+    context = max(0, min(context, model.n_ctx - widths[-1]))
     times: dict[int, list[float]] = {}
     model.truncate(0)
     _prepare(model, context)
