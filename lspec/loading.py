@@ -21,7 +21,7 @@ from lspec.verify import RuleName
 
 log = logging.getLogger("lspec")
 
-DEFAULT_RULE = "rejection"
+DEFAULT_RULE = "block"
 MAX_THREADS = 512  # llama.cpp's own limit
 DEFAULT_N_CTX = 4096
 
@@ -51,8 +51,8 @@ def load(
     tokens per round: "auto" drafts as far as it pays (passes are timed once, for up to 1.5 s, and
     remembered), 0 decodes plainly. `drafter` is "model", "ngram" (copies from the text itself, no
     draft needed), "none", or "auto": the model if there is one, and with gamma "auto" n-grams as
-    well. `rule` says how drafted tokens are verified: "rejection", or "block", which judges the
-    proposal as a whole; both keep the target's law.
+    well. `rule` says how drafted tokens are verified: "block", which judges the proposal as a
+    whole, or "rejection", token by token; both keep the target's law.
 
     `exact` makes the text depend on target, prompt, sampling and seed alone, bit for bit: it is the
     same with any draft and gamma, and with none. What that takes on this machine is found out the

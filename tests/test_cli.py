@@ -114,7 +114,7 @@ def test_typed_target_outranks_a_pair_in_the_environment(pair: list[str]) -> Non
         (["--gamma", "17"], "gamma"),
         (["--gamma", "-1"], "gamma"),
         (["--drafter", "oracle"], "oracle"),
-        (["--exact", "--rule", "block"], "rule of its own"),
+        (["--exact", "--rule", "rejection"], "rule of its own"),
         (["--temperature", "-1"], "temperature"),
         (["--top-p", "2"], "top_p"),
         (["--max-tokens", "-5"], "max_tokens"),

@@ -311,7 +311,7 @@ def test_messages_without_meaning_are_refused(engine: lspec.Engine, messages: li
     [
         ({"gamma": 99}, "gamma"),
         ({"drafter": "oracle"}, "oracle"),
-        ({"exact": True, "rule": "block"}, "rule of its own"),
+        ({"exact": True, "rule": "rejection"}, "rule of its own"),
         ({"n_ctx": 0}, "n_ctx"),
         ({"n_threads": 0}, "n_threads"),
         ({"n_threads": 10**11}, "n_threads"),

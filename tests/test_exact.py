@@ -431,7 +431,7 @@ def test_missing_file_is_what_it_always_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rule": "block"}, "rule of its own"),
+        ({"rule": "rejection"}, "rule of its own"),
         ({"kv_type": "f32"}, "kv_type must be f16, q8_0 or q4_0, not 'f32'"),
     ],
 )

@@ -79,8 +79,8 @@ ENGINE_OPTIONS = (
     ),
     _option(
         "--rule",
-        type=click.Choice(["rejection", "block"]),
-        help="How drafted tokens are verified (default rejection).",
+        type=click.Choice(["block", "rejection"]),
+        help="How drafted tokens are verified (default block).",
     ),
     _option(
         "--kv-type",
