@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import cast, get_args
 
 from lspec.compat import require_match
-from lspec.engine import DrafterName, Engine
+from lspec.engine import Engine
 from lspec.errors import CatalogueError, RequestError
 from lspec.llama import KvType, LlamaModel, LoadOptions
 from lspec.model import rolls_back
+from lspec.player import DrafterName
 from lspec.probe import require_loadable
 from lspec.request import check_gamma, check_rule
 from lspec.round import MAX_GAMMA

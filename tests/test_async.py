@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import lspec
 
 PROMPT = "The quick brown fox"
 HELLO = [{"role": "user", "content": "Hello"}]
+PATIENCE_S = 30  # with a test that fails
 
 
 @pytest.fixture(scope="session")
@@ -27,22 +29,13 @@ def engine(never_ends: Path) -> Iterator[lspec.Engine]:
         yield engine
 
 
-@pytest.fixture(autouse=True)
-def wait_for_threads() -> Iterator[None]:
-    """See that each thread ends by itself."""
-    yield
-    for thread in threading.enumerate():
-        if thread.name == "lspec stream":
-            thread.join()
-
-
 def play(main: Coroutine[Any, Any, None]) -> None:
-    """Run `main` and see that no thread is left when it ends, with the loop still running."""
+    """Run `main` and see that the engine has one thread for it at most."""
 
     async def watched() -> None:
         before = threading.active_count()
         await main
-        assert threading.active_count() == before
+        assert threading.active_count() <= before + 1
 
     asyncio.run(watched())
 
@@ -224,3 +217,164 @@ def test_tools_reach_the_template(never_ends: Path) -> None:
 
         play(main())
     assert expected > len(str(tools)) - 5
+
+
+class Player:
+    """A `should_stop` that notes which threads play."""
+
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+
+    def __call__(self) -> bool:
+        self.threads.add(threading.get_ident())
+        return False
+
+
+def test_one_thread_plays_all_streams_and_ends_with_the_engine(never_ends: Path) -> None:
+    before, player = threading.active_count(), Player()
+    with lspec.load(target=never_ends, drafter="none", n_threads=1) as engine:
+        assert threading.active_count() == before  # none until it is needed
+
+        async def main() -> None:
+            asked = (engine.achat(HELLO, max_tokens=9, should_stop=player) for _ in range(3))
+            await asyncio.gather(*asked)
+
+        for _ in range(2):
+            play(main())
+        assert threading.active_count() == before + 1
+    assert len(player.threads) == 1
+    assert threading.get_ident() not in player.threads
+    assert threading.active_count() == before
+
+
+def test_streams_are_played_in_the_order_they_come(engine: lspec.Engine) -> None:
+    order: list[int] = []
+
+    async def ask(i: int) -> None:
+        await engine.agenerate(PROMPT, max_tokens=20 - 5 * i)
+        order.append(i)
+
+    async def main() -> None:
+        await asyncio.gather(*map(ask, range(4)))
+
+    play(main())
+    assert order == [0, 1, 2, 3]
+
+
+def test_cancelled_in_the_queue_ends_at_once_and_the_others_go_on(engine: lspec.Engine) -> None:
+    go_on = threading.Event()
+
+    async def main() -> None:
+        held = Passes(partial(go_on.wait, PATIENCE_S))  # in the middle of its text
+        async with aclosing(engine.astream(PROMPT, should_stop=held)) as playing:
+            await anext(playing)
+            passes = Passes(lambda: None)
+            waiting = asyncio.create_task(engine.achat(HELLO, should_stop=passes))
+            behind = asyncio.create_task(engine.agenerate(PROMPT, max_tokens=3))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert passes.n == 0
+            assert not behind.done()
+            go_on.set()
+            assert (await anext(playing)).completion is None
+        assert (await behind).finish_reason == "length"
+
+    play(main())
+
+
+def test_closing_the_engine_ends_the_streams_of_this_loop_and_hangs_nowhere(
+    engine: lspec.Engine,
+) -> None:
+    go_on = threading.Event()
+    held = Passes(partial(go_on.wait, PATIENCE_S))
+
+    async def main() -> None:
+        begun = asyncio.Event()
+
+        async def read() -> list[lspec.Chunk]:
+            chunks = []
+            async for chunk in engine.astream(PROMPT, should_stop=held):
+                chunks.append(chunk)
+                begun.set()
+            return chunks
+
+        playing = asyncio.create_task(read())
+        await begun.wait()
+        waiting = asyncio.create_task(engine.achat(HELLO))
+        await asyncio.sleep(0)
+        go_on.set()
+        engine.close()
+        assert threading.active_count() == before
+        last, queued = (await playing)[-1].completion, await waiting
+        assert last is not None
+        assert (last.finish_reason, queued.finish_reason) == ("interrupted", "interrupted")
+        assert last.tokens
+        assert not queued.tokens
+
+    before = threading.active_count()
+    play(main())
+
+
+def test_closing_from_another_thread_waits_for_the_streams(engine: lspec.Engine) -> None:
+    async def main() -> None:
+        async with aclosing(engine.astream(PROMPT, max_tokens=200)) as chunks:
+            await anext(chunks)
+            queued = asyncio.create_task(engine.achat(HELLO, max_tokens=5))
+            await asyncio.sleep(0)
+            await asyncio.to_thread(engine.close)
+            *_, last = [chunk async for chunk in chunks]
+        assert last.completion is not None
+        assert last.completion.finish_reason == "length"
+        assert (await queued).finish_reason == "length"
+
+    asyncio.run(main())
+
+
+def test_closing_in_the_middle_of_ones_own_stream_waits_for_nobody(engine: lspec.Engine) -> None:
+    stream = engine.stream(PROMPT)
+    next(stream)
+
+    async def main() -> None:
+        waiting = asyncio.create_task(engine.achat(HELLO))
+        await asyncio.sleep(0)
+        engine.close()
+        assert (await waiting).finish_reason == "interrupted"
+
+    asyncio.run(main())
+    stream.close()  # type: ignore[attr-defined]
+
+
+def test_closing_in_the_middle_of_ones_own_stream_ends_those_of_other_loops(
+    engine: lspec.Engine,
+) -> None:
+    stream, waits, seen = engine.stream(PROMPT), threading.Event(), []
+    next(stream)
+
+    def should_stop() -> bool:  # read while it waits for its turn
+        waits.set()
+        return False
+
+    async def main() -> None:
+        seen.append(await engine.achat(HELLO, should_stop=should_stop))
+
+    other = threading.Thread(target=lambda: asyncio.run(main()))
+    other.start()
+    assert waits.wait(PATIENCE_S)
+    engine.close()
+    other.join()
+    assert seen[0].finish_reason == "interrupted"
+    stream.close()  # type: ignore[attr-defined]
+
+
+def test_closed_engine_says_so(engine: lspec.Engine) -> None:
+    engine.close()
+
+    async def main() -> None:
+        with pytest.raises(lspec.RequestError, match="closed"):
+            await engine.achat(HELLO)
+        with pytest.raises(lspec.RequestError, match="closed"):
+            await engine.agenerate([65, 66])
+
+    play(main())

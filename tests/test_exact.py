@@ -287,15 +287,16 @@ def test_every_pass_with_rows_has_a_width_of_the_class(
     real = LlamaModel.eval
 
     def watch(self: LlamaModel, ids: Sequence[int], *, rows: int) -> Any:
-        if self is engine._models[0]:
+        if self is engine._player.models[0]:
             widths.add((len(ids), rows))
         return real(self, ids, rows=rows)
 
     monkeypatch.setattr(LlamaModel, "eval", watch)
     for gamma in (0, 3, 16):
         tokens(engine, PROMPTS[0], gamma=gamma)
-    assert engine._widths is not None
-    assert {rows for _, rows in widths} <= {0, *engine._widths}
+    allowed = engine._player.widths
+    assert allowed is not None
+    assert {rows for _, rows in widths} <= {0, *allowed}
     assert all(width == rows for width, rows in widths if rows)
 
 
@@ -403,7 +404,7 @@ def test_type_of_cache_that_the_model_cannot_have_is_left_out(law_target: Path) 
 def test_given_type_of_cache_is_kept(exact_files: tuple[Path, Path]) -> None:
     for kv_type in ("f16", "q8_0"):
         with load(exact_files, kv_type=kv_type) as engine:
-            assert [model.kv_type for model in engine._models] == [kv_type, kv_type]
+            assert [model.kv_type for model in engine._player.models] == [kv_type, kv_type]
 
 
 def test_model_without_agreeing_widths_is_refused_with_the_difference(

@@ -20,11 +20,11 @@ errors
 params distribution truncation sampling round verify model exact widths logprobs costs estimates
 theory controller adaptive lookup drafters decoder stats comparison verdict text compat gguf memory
 machine
-paths locks integrity template prompts
+paths locks integrity template prompts history turn
 llama grammar
 catalogue user_catalogue hub_errors hub index store pull
 trial probe
-measured selfcheck request aio engine loading
+measured selfcheck request player aio engine loading
 bench check dropin
 server cli __main__ llm_plugin
 """

@@ -56,6 +56,13 @@ def test_greedy_text_equals_plain_decoding_up_to_ties(pair: store.PairFiles) -> 
     assert done.returncode == 0, done.stdout
 
 
+def test_conversation_that_outgrows_the_window_goes_on(pair: store.PairFiles) -> None:
+    script = [sys.executable, str(SCRIPTS / "check_long_chat.py")]
+    options = ["--ctx", "384", "--turns", "12", "--max-tokens", "24"]
+    done = subprocess.run([*script, *options], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
 def test_nothing_follows_the_end_token_of_a_draft_accepted_in_full(
     pair: store.PairFiles,
 ) -> None:

@@ -10,22 +10,29 @@ from typing import Any
 
 import pytest
 
-from lspec.cli.session import Session
+from lspec.cli.session import Overflow, Session
 from lspec.errors import ContextOverflowError, LspecError
-from lspec.request import Chunk, Completion
+from lspec.request import Chunk, Completion, FinishReason
 from lspec.round import Source
 from lspec.stats import Tally
 
 
 class ScriptedEngine:
-    """Gives prepared answers in turn and remembers what it was asked."""
+    """Gives prepared answers in turn and remembers what it was asked.
+
+    A character is a token. ^C ends an answer that was interrupted, ^L one that fills the window.
+    """
 
     gamma = 4
+    n_ctx = 4096
 
     def __init__(self, *answers: str | LspecError) -> None:
         self.answers = list(answers)
         self.asked: list[list[dict[str, str]]] = []
         self.options: list[dict[str, Any]] = []
+
+    def tokenize_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        return [ord(c) for message in messages for c in message["content"]]
 
     def stream_chat(self, messages: list[dict[str, str]], **options: Any) -> Iterator[Chunk]:
         self.asked.append(messages)
@@ -33,12 +40,14 @@ class ScriptedEngine:
         answer = self.answers.pop(0)
         if isinstance(answer, LspecError):
             raise answer
-        cut = answer.endswith("^C")
-        text = answer.removesuffix("^C")
+        end: FinishReason = "stop"
+        if answer.endswith(("^C", "^L")):
+            end = "interrupted" if answer.endswith("^C") else "length"
+        text = answer.removesuffix("^C").removesuffix("^L")
         completion = Completion(
             text=text,
             tokens=tuple(range(len(text))),
-            finish_reason="interrupted" if cut else "stop",
+            finish_reason=end,
             stats=Tally(rounds=2, emitted=2 * len(text), prompt_tokens=5).stats(
                 generated_tokens=len(text)
             ),
@@ -74,12 +83,23 @@ class Paper:
 
 
 def check(
-    engine: ScriptedEngine, transcript: str, *, edited: str | None = None, **options: Any
+    engine: ScriptedEngine,
+    transcript: str,
+    *,
+    edited: str | None = None,
+    overflow: Overflow = "drop",
+    **options: Any,
 ) -> Session:
     """Type the lines of `transcript` that begin with >>>; the rest must be what appears."""
     expected = textwrap.dedent(transcript).strip().splitlines()
     screen = Paper(edited)
-    session = Session(engine, screen, options=options, system=None)  # type: ignore[arg-type]
+    session = Session(
+        engine,  # type: ignore[arg-type]
+        screen,
+        options=options,
+        system=None,
+        overflow=overflow,
+    )
     said_goodbye = False
     for line in expected:
         if line.startswith(">>> "):
@@ -301,3 +321,143 @@ def test_same_question_again_interrupted_leaves_the_first_answer_alone() -> None
     engine = ScriptedEngine("A.", "^C", "B.")
     check(engine, ">>> x\nA.\n>>> x\n\n>>> /retry\nB.")
     assert contents(engine.asked[2]) == ["x", "A.", "x"]
+
+
+# Questions and answers of ten tokens each, in a window of 60 that keeps 15 for an answer.
+ANSWERS = "answer: 1.", "answer: 2.", "answer: 3.", "answer: 4."
+TOO_LONG = (
+    "? the message alone makes a prompt of 70 tokens, and the window has 60: no room for an answer"
+)
+
+
+def narrow(*answers: str | LspecError) -> ScriptedEngine:
+    engine = ScriptedEngine(*answers)
+    engine.n_ctx = 60
+    return engine
+
+
+def test_full_window_drops_the_oldest_turns_and_says_so() -> None:
+    engine = narrow(*ANSWERS)
+    check(
+        engine,
+        """
+        >>> question 1
+        answer: 1.
+        >>> question 2
+        answer: 2.
+        >>> question 3
+        ! the window is full: the model forgets the oldest turn
+        answer: 3.
+        >>> question 4
+        ! the window is full: the model forgets the oldest turn
+        answer: 4.
+        """,
+    )
+    assert contents(engine.asked[2]) == ["question 2", "answer: 2.", "question 3"]
+    assert contents(engine.asked[3]) == ["question 3", "answer: 3.", "question 4"]
+
+
+def test_system_message_outlasts_the_turns() -> None:
+    engine = narrow(*ANSWERS)
+    check(
+        engine,
+        """
+        >>> /system Be brief.!
+        ! system message set
+        >>> question 1
+        answer: 1.
+        >>> question 2
+        answer: 2.
+        >>> question 3
+        ! the window is full: the model forgets the 2 oldest turns
+        answer: 3.
+        """,
+    )
+    assert contents(engine.asked[2]) == ["Be brief.!", "question 3"]
+
+
+def test_full_window_stops_the_conversation_if_told_so_and_keeps_it() -> None:
+    engine = narrow("answer: 1.", "answer: 2.", "answer: 3.")
+    session = check(
+        engine,
+        """
+        >>> question 1
+        answer: 1.
+        >>> question 2
+        answer: 2.
+        >>> question 3
+        ? the window of 60 tokens is full: less than 15 are left for an answer / /clear starts a \
+new conversation, /save FILE keeps this one. --ctx N makes the window larger, --overflow drop goes \
+on without the oldest turns.
+        >>> /clear
+        ! forgotten
+        >>> question 3
+        answer: 3.
+        """,
+        overflow="stop",
+    )
+    assert contents(engine.asked[2]) == ["question 3"]
+    assert session.handle("/bye") is False
+
+
+def test_message_that_is_too_long_alone_is_refused_and_nothing_is_lost() -> None:
+    engine = narrow("answer: 1.", "answer: 2.")
+    check(
+        engine,
+        f"""
+        >>> question 1
+        answer: 1.
+        >>> {"x" * 70}
+        {TOO_LONG}
+        >>> question 2
+        answer: 2.
+        """,
+    )
+    assert contents(engine.asked[1]) == ["question 1", "answer: 1.", "question 2"]
+
+
+def test_edit_to_a_message_that_is_too_long_changes_nothing() -> None:
+    engine = narrow("answer: 1.", "answer: 2.")
+    session = check(
+        engine,
+        f"""
+        >>> question 1
+        answer: 1.
+        >>> /edit
+        ! editing 'question 1'
+        {TOO_LONG}
+        >>> question 2
+        answer: 2.
+        """,
+        edited="x" * 70,
+    )
+    assert contents(engine.asked[1]) == ["question 1", "answer: 1.", "question 2"]
+    assert session.handle("/bye") is False
+
+
+def test_retry_after_turns_were_dropped_asks_the_same_again() -> None:
+    engine = narrow(*ANSWERS)
+    session = check(engine, ">>> question 1\nanswer: 1.\n>>> question 2\nanswer: 2.")
+    session.handle("question 3")
+    session.handle("/retry")
+    assert contents(engine.asked[3]) == contents(engine.asked[2])
+
+
+def test_dropped_turns_are_saved_and_seen_again_only_after_loading(tmp_path: Path) -> None:
+    file = tmp_path / "talk.json"
+    engine = narrow(*ANSWERS)
+    session = check(engine, ">>> question 1\nanswer: 1.\n>>> question 2\nanswer: 2.")
+    session.handle("question 3")
+    session.handle(f"/save {file}")
+    saved = json.loads(file.read_text(encoding="utf-8"))["messages"]
+    assert contents(saved)[::2] == ["question 1", "question 2", "question 3"]
+    wide = ScriptedEngine("Yes.")
+    check(wide, f">>> /load {file}\n! loaded 6 messages\n>>> Still there?\nYes.")
+    assert contents(wide.asked[0]) == [*contents(saved), "Still there?"]
+
+
+def test_answer_that_runs_into_the_end_of_the_window_is_pointed_out() -> None:
+    note = "! the answer ends where the window of 60 tokens does: --ctx N makes it larger"
+    check(narrow("Ten words^L"), f">>> Talk\nTen words\n{note}")
+    check(narrow("Ten words^L"), f">>> Talk\nTen words\n{note}", max_tokens=10)
+    check(narrow("Ten words^L"), ">>> Talk\nTen words", max_tokens=9)

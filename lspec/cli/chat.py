@@ -17,6 +17,14 @@ from lspec.cli.output import note
 @add(MODEL_OPTIONS, OUTPUT_OPTIONS, SAMPLING_OPTIONS)
 @click.option("-i", "--interactive", is_flag=True, help="After -p go on as a conversation.")
 @click.option("--system", envvar="LSPEC_SYSTEM", help="The system message.")
+@click.option(
+    "--overflow",
+    envvar="LSPEC_OVERFLOW",
+    type=click.Choice(["drop", "stop"]),
+    default="drop",
+    show_default=True,
+    help="When a conversation fills the window: drop its oldest turns, or stop.",
+)
 def chat(**params: Any) -> int:
     """Chat with a pair.
 
@@ -45,7 +53,13 @@ def chat(**params: Any) -> int:
         from lspec.paths import config_dir
 
         screen = Terminal(stats=params["stats"] is not False)
-        session = Session(engine, screen, options=sampling, system=params["system"])
+        session = Session(
+            engine,
+            screen,
+            options=sampling,
+            system=params["system"],
+            overflow=params["overflow"],
+        )
         session.show_drafts = params["show_drafts"]
         note(engine.description)
         note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.")

@@ -12,12 +12,14 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from lspec.engine import Engine
-from lspec.errors import LspecError, RequestError
+from lspec.errors import ContextOverflowError, LspecError, RequestError
+from lspec.history import fit, room
 from lspec.params import SamplingParams
 from lspec.request import Chunk, Completion, check_gamma, whole_number
+from lspec.template import Message
 
 HELP = """\
 /help              this list
@@ -38,6 +40,8 @@ HELP = """\
 
 _ALWAYS_SHOWN = ("temperature", "top_k", "top_p", "min_p")
 _MOST_BYTES = 2**24  # of a saved conversation
+
+Overflow = Literal["drop", "stop"]
 
 
 class Screen(Protocol):
@@ -60,12 +64,21 @@ class Session:
     """The state of a chat and what each line of input does to it."""
 
     def __init__(
-        self, engine: Engine, screen: Screen, *, options: dict[str, Any], system: str | None
+        self,
+        engine: Engine,
+        screen: Screen,
+        *,
+        options: dict[str, Any],
+        system: str | None,
+        overflow: Overflow,
     ) -> None:
+        """`overflow` says what to do when the window is full: drop the oldest turns, or stop."""
         self._engine = engine
         self._screen = screen
         self._system = system
         self._turns: list[dict[str, str]] = []  # user and assistant messages
+        self._dropped = 0  # how many of them, the oldest, the model does not see any more
+        self._overflow = overflow
         self._asked: str | None = None  # the last message, for /retry and /edit
         self._joined = False  # whether it and its answer are the end of the history
         self._done: Completion | None = None
@@ -87,7 +100,9 @@ class Session:
     def _ask(self, text: str, *, seed: int | None = None) -> None:
         """Answer `text` after the conversation so far; what came of it joins the history."""
         self._asked, self._joined = text, False
-        messages = [*self._messages(), {"role": "user", "content": text}]
+        question = {"role": "user", "content": text}
+        seen = [*self._system_message(), *self._turns[self._dropped :], question]
+        messages = self._make_room(seen)
         options: dict[str, Any] = {**self._options, "sampling": self._sampling}
         if seed is not None:
             options["seed"] = seed
@@ -98,14 +113,37 @@ class Session:
         done = self._screen.play(start, colour=self.show_drafts)
         self._done = done
         if done.text:
-            self._turns += [messages[-1], {"role": "assistant", "content": done.text}]
+            self._turns += [question, {"role": "assistant", "content": done.text}]
             self._joined = True
-        if done.finish_reason == "length" and "max_tokens" not in self._options:
-            self._screen.note("the window is full: /clear starts a new conversation")
+        limit = self._options.get("max_tokens")
+        if done.finish_reason == "length" and (limit is None or len(done.tokens) < limit):
+            self._screen.note(
+                f"the answer ends where the window of {self._engine.n_ctx} tokens does: "
+                "--ctx N makes it larger"
+            )
+
+    def _make_room(self, messages: list[dict[str, str]]) -> list[Message]:
+        """Leave out the oldest turns if the window is full, or stop there; see lspec.history."""
+        n_ctx, limit = self._engine.n_ctx, self._options.get("max_tokens")
+        kept, turns = fit(messages, self._engine.tokenize_chat, n_ctx=n_ctx, max_tokens=limit)
+        if turns and self._overflow == "stop":
+            raise ContextOverflowError(
+                f"the window of {n_ctx} tokens is full: less than {room(n_ctx, limit)} are left "
+                "for an answer",
+                hint="/clear starts a new conversation, /save FILE keeps this one. --ctx N makes "
+                "the window larger, --overflow drop goes on without the oldest turns.",
+            )
+        if turns:
+            self._dropped += len(messages) - len(kept)
+            which = "oldest turn" if turns == 1 else f"{turns} oldest turns"
+            self._screen.note(f"the window is full: the model forgets the {which}")
+        return kept
 
     def _messages(self) -> list[dict[str, str]]:
-        system = [{"role": "system", "content": self._system}] if self._system else []
-        return [*system, *self._turns]
+        return [*self._system_message(), *self._turns]
+
+    def _system_message(self) -> list[dict[str, str]]:
+        return [{"role": "system", "content": self._system}] if self._system else []
 
     def _command(self, name: str, rest: str) -> bool:
         if name == "bye":
@@ -124,33 +162,40 @@ class Session:
 
     def _do_clear(self, _: str) -> None:
         self._turns.clear()
+        self._dropped = 0
         self._asked = None
         self._screen.note("forgotten")
 
     def _do_retry(self, _: str) -> None:
         asked = self._last_asked()
-        self._take_back()
         seed = secrets.randbits(32) if self._done is None else self._done.seed + 1
-        self._ask(asked, seed=seed)
+        self._ask_again(asked, seed=seed)
 
     def _do_edit(self, _: str) -> None:
         changed = self._screen.edit(self._last_asked())
         if changed is None or not changed.strip():
             self._screen.note("unchanged")
             return
-        self._take_back()
-        self._ask(changed.strip())
+        self._ask_again(changed.strip())
 
     def _last_asked(self) -> str:
         if self._asked is None:
             raise RequestError("there is no message yet")
         return self._asked
 
-    def _take_back(self) -> None:
-        """Remove the last exchange, unless its answer was empty and it never joined the history."""
-        if self._joined:
+    def _ask_again(self, text: str, *, seed: int | None = None) -> None:
+        """Ask `text` in place of the last message; after an error all is as it was.
+
+        The last exchange is no part of the history if its answer was empty.
+        """
+        asked, joined, turns = self._asked, self._joined, list(self._turns)
+        if joined:
             del self._turns[-2:]
-            self._joined = False
+        try:
+            self._ask(text, seed=seed)
+        except LspecError:
+            self._asked, self._joined, self._turns = asked, joined, turns
+            raise
 
     def _do_system(self, text: str) -> None:
         self._system = text or None
@@ -216,7 +261,7 @@ class Session:
         except (ValueError, KeyError, TypeError, RecursionError):
             raise RequestError(f"{path} is not a saved conversation") from None
         self._system = turns.pop(0)["content"] if turns and turns[0]["role"] == "system" else None
-        self._turns = turns
+        self._turns, self._dropped = turns, 0
         asked = [m["content"] for m in turns if m["role"] == "user"]
         self._asked = asked[-1] if asked else None
         self._joined = [m["role"] for m in turns[-2:]] == ["user", "assistant"]
