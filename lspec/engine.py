@@ -13,6 +13,7 @@ from typing import Literal, Self, Unpack
 
 from lspec import aio
 from lspec.adaptive import AdaptiveGamma
+from lspec.chats import Chats
 from lspec.controller import FixedGamma
 from lspec.costs import Costs
 from lspec.decoder import Decoder
@@ -20,7 +21,7 @@ from lspec.drafters import Drafter, HybridDrafter, LookupDrafter, ModelDrafter, 
 from lspec.errors import RequestError
 from lspec.exact import ChunkedCache, ExactModel
 from lspec.grammar import Grammars
-from lspec.llama import LlamaModel, chat_renderer
+from lspec.llama import LlamaModel
 from lspec.measured import costs_of
 from lspec.model import TokenCache
 from lspec.request import (
@@ -35,7 +36,7 @@ from lspec.request import (
 from lspec.round import MAX_GAMMA
 from lspec.sampling import ChainSampler
 from lspec.stats import Tally
-from lspec.template import Message, Tool, tokenize_chat
+from lspec.template import Message, Tool, Variables
 from lspec.verify import RULES, Noise, RuleName
 
 DrafterName = Literal["auto", "model", "ngram", "none"]
@@ -62,6 +63,7 @@ class Engine:
         drafter: DrafterName,
         rule: RuleName,
         chat_template: str | None,
+        template_args: Variables | None = None,
         widths: Sequence[int] | None = None,
     ) -> None:
         """`widths` are those that exact mode keeps to; None: any."""
@@ -77,7 +79,7 @@ class Engine:
         self.draft = None if draft is None else TokenCache(draft)
         self.vocab = target.vocab
         self.chat_template = chat_template or target.chat_template
-        self._render = chat_renderer(self.chat_template, self.vocab) if self.chat_template else None
+        self.chats = Chats(self.chat_template, self.vocab, template_args or {})
         self._turn = threading.Lock()
         self._owner: int | None = None
         self.drafter = drafter
@@ -159,15 +161,15 @@ class Engine:
         self.require_open()
         return self.vocab.tokenize(text, bos=True, special=True)
 
-    def tokenize_chat(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+    def tokenize_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        template_args: Variables | None = None,
+    ) -> list[int]:
         """Return the ids of the prompt that the chat template makes. Raises RequestError."""
         self.require_open()
-        if self._render is None:
-            raise RequestError(
-                "this model has no chat template",
-                hint="Use `lspec generate`, or give a template with --chat-template FILE.",
-            )
-        return tokenize_chat(messages, self.vocab, render=self._render, tools=tools)
+        return self.chats.tokenize(messages, tools, template_args or {})
 
     def generate(
         self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]
@@ -190,24 +192,29 @@ class Engine:
         messages: Sequence[Message],
         *,
         tools: Sequence[Tool] = (),
+        template_args: Variables | None = None,
         **options: Unpack[RequestOptions],
     ) -> Completion:
         """Answer `messages`, mappings with "role" and "content", by the model's chat template.
 
-        `tools` are functions in OpenAI's shape that the template shows to the model.
+        `tools` are functions in OpenAI's shape that the template shows to the model, and
+        `template_args` its variables for this chat. The completion's `answer` is without thoughts.
         Raises RequestError, ContextOverflowError, DecodeError.
         """
-        return _last(self.stream_chat(messages, tools=tools, **options))
+        chunks = self.stream_chat(messages, tools=tools, template_args=template_args, **options)
+        return _last(chunks)
 
     def stream_chat(
         self,
         messages: Sequence[Message],
         *,
         tools: Sequence[Tool] = (),
+        template_args: Variables | None = None,
         **options: Unpack[RequestOptions],
     ) -> Iterator[Chunk]:
         """Answer `messages` chunk by chunk; see `chat`. Closing the iterator ends it early."""
-        return self._start(self.tokenize_chat(messages, tools), options)
+        prompt = self.tokenize_chat(messages, tools, template_args)
+        return self._start(prompt, {"thoughts": True, **options})
 
     async def agenerate(
         self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]
@@ -226,20 +233,24 @@ class Engine:
         messages: Sequence[Message],
         *,
         tools: Sequence[Tool] = (),
+        template_args: Variables | None = None,
         **options: Unpack[RequestOptions],
     ) -> Completion:
         """`chat` for asyncio; cancelling its task ends it before the model's next pass."""
-        return await aio.last(self.astream_chat(messages, tools=tools, **options))
+        chunks = self.astream_chat(messages, tools=tools, template_args=template_args, **options)
+        return await aio.last(chunks)
 
     def astream_chat(
         self,
         messages: Sequence[Message],
         *,
         tools: Sequence[Tool] = (),
+        template_args: Variables | None = None,
         **options: Unpack[RequestOptions],
     ) -> AsyncGenerator[Chunk, None]:
         """`stream_chat` for asyncio; see lspec.aio."""
-        return aio.stream(partial(self.stream_chat, tools=tools), messages, options)
+        start = partial(self.stream_chat, tools=tools, template_args=template_args)
+        return aio.stream(start, messages, options)
 
     def _start(self, prompt: Sequence[int], options: RequestOptions) -> Iterator[Chunk]:
         request = check_request(
@@ -252,10 +263,13 @@ class Engine:
         )
         if self.exact and request.rule != "coupled":
             raise RequestError("exact mode has a rule of its own", hint="Leave out the rule.")
+        thoughts = self.chats.thoughts(request.prompt) if request.thoughts else None
         if request.response_format is not None:
             constraint = self._grammars.constraint(request.response_format)
+            if constraint and thoughts and thoughts.thinking:
+                constraint = self.chats.after_thought(constraint)
             request = replace(request, constraint=constraint)
-        return self._run(request, Answer(request, self.vocab.piece))
+        return self._run(request, Answer(request, self.vocab.piece, thoughts))
 
     def _run(self, request: Request, answer: Answer) -> Iterator[Chunk]:
         """Play `request`. The time between chunks is the consumer's and is not counted."""

@@ -97,8 +97,8 @@ class Session:
 
         done = self._screen.play(start, colour=self.show_drafts)
         self._done = done
-        if done.text:
-            self._turns += [messages[-1], {"role": "assistant", "content": done.text}]
+        if done.answer:  # templates leave out what was thought before: so does this history
+            self._turns += [messages[-1], {"role": "assistant", "content": done.answer}]
             self._joined = True
         if done.finish_reason == "length" and "max_tokens" not in self._options:
             self._screen.note("the window is full: /clear starts a new conversation")
@@ -196,7 +196,7 @@ class Session:
         path = _path(name)
         new = path.with_name(path.name + ".new")
         try:
-            new.write_text(text + "\n", encoding="utf-8")
+            new.write_text(text + "\n", encoding="utf-8", errors="replace")
             new.replace(path)
         except OSError as error:
             with suppress(OSError):
