@@ -9,10 +9,11 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from lspec import aio
+from lspec.chats import Chats
 from lspec.costs import Costs
 from lspec.errors import RequestError
 from lspec.grammar import Grammars
-from lspec.llama import LlamaModel, chat_renderer
+from lspec.llama import LlamaModel
 from lspec.player import DrafterName, Player
 from lspec.request import (
     Answer,
@@ -22,7 +23,7 @@ from lspec.request import (
     RequestOptions,
     check_request,
 )
-from lspec.template import Message, Tool, tokenize_chat
+from lspec.template import Message, Tool, Variables
 from lspec.verify import RuleName
 
 
@@ -45,6 +46,7 @@ class Engine:
         drafter: DrafterName,
         rule: RuleName,
         chat_template: str | None,
+        template_args: Variables | None = None,
         widths: Sequence[int] | None = None,
     ) -> None:
         """`widths` are those that exact mode keeps to; None: any."""
@@ -56,7 +58,7 @@ class Engine:
         self.max_width = self._player.max_width
         self.vocab = target.vocab
         self.chat_template = chat_template or target.chat_template
-        self._render = chat_renderer(self.chat_template, self.vocab) if self.chat_template else None
+        self.chats = Chats(self.chat_template, self.vocab, template_args or {})
         self.drafter = drafter
         self.gamma: Gamma = 0 if drafter == "none" else gamma
         self.n_ctx = target.n_ctx
@@ -115,15 +117,15 @@ class Engine:
         self.require_open()
         return self.vocab.tokenize(text, bos=True, special=True)
 
-    def tokenize_chat(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+    def tokenize_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        template_args: Variables | None = None,
+    ) -> list[int]:
         """Return the ids of the prompt that the chat template makes. Raises RequestError."""
         self.require_open()
-        if self._render is None:
-            raise RequestError(
-                "this model has no chat template",
-                hint="Use `lspec generate`, or give a template with --chat-template FILE.",
-            )
-        return tokenize_chat(messages, self.vocab, render=self._render, tools=tools)
+        return self.chats.tokenize(messages, tools, template_args or {})
 
     def generate(
         self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]
@@ -146,24 +148,29 @@ class Engine:
         messages: Sequence[Message],
         *,
         tools: Sequence[Tool] = (),
+        template_args: Variables | None = None,
         **options: Unpack[RequestOptions],
     ) -> Completion:
         """Answer `messages`, mappings with "role" and "content", by the model's chat template.
 
-        `tools` are functions in OpenAI's shape that the template shows to the model.
+        `tools` are functions in OpenAI's shape that the template shows to the model, and
+        `template_args` its variables for this chat. The completion's `answer` is without thoughts.
         Raises RequestError, ContextOverflowError, DecodeError.
         """
-        return _last(self.stream_chat(messages, tools=tools, **options))
+        chunks = self.stream_chat(messages, tools=tools, template_args=template_args, **options)
+        return _last(chunks)
 
     def stream_chat(
         self,
         messages: Sequence[Message],
         *,
         tools: Sequence[Tool] = (),
+        template_args: Variables | None = None,
         **options: Unpack[RequestOptions],
     ) -> Iterator[Chunk]:
         """Answer `messages` chunk by chunk; see `chat`. Closing the iterator ends it early."""
-        return self._start(self.tokenize_chat(messages, tools), options)
+        prompt = self.tokenize_chat(messages, tools, template_args)
+        return self._start(prompt, {"thoughts": True, **options})
 
     async def agenerate(
         self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]
@@ -182,20 +189,24 @@ class Engine:
         messages: Sequence[Message],
         *,
         tools: Sequence[Tool] = (),
+        template_args: Variables | None = None,
         **options: Unpack[RequestOptions],
     ) -> Completion:
         """`chat` for asyncio; cancelling its task ends it before the model's next pass."""
-        return await aio.last(self.astream_chat(messages, tools=tools, **options))
+        chunks = self.astream_chat(messages, tools=tools, template_args=template_args, **options)
+        return await aio.last(chunks)
 
     def astream_chat(
         self,
         messages: Sequence[Message],
         *,
         tools: Sequence[Tool] = (),
+        template_args: Variables | None = None,
         **options: Unpack[RequestOptions],
     ) -> AsyncGenerator[Chunk, None]:
         """`stream_chat` for asyncio; see lspec.aio."""
-        return self._streams.play(partial(self.stream_chat, tools=tools), messages, options)
+        start = partial(self.stream_chat, tools=tools, template_args=template_args)
+        return self._streams.play(start, messages, options)
 
     def _start(self, prompt: Sequence[int], options: RequestOptions) -> Iterator[Chunk]:
         request = check_request(
@@ -208,10 +219,13 @@ class Engine:
         )
         if self.exact and request.rule != "coupled":
             raise RequestError("exact mode has a rule of its own", hint="Leave out the rule.")
+        thoughts = self.chats.thoughts(request.prompt) if request.thoughts else None
         if request.response_format is not None:
             constraint = self._grammars.constraint(request.response_format)
+            if constraint and thoughts and thoughts.thinking:
+                constraint = self.chats.after_thought(constraint)
             request = replace(request, constraint=constraint)
-        return self._player.play(request, Answer(request, self.vocab.piece))
+        return self._player.play(request, Answer(request, self.vocab.piece, thoughts))
 
 
 def _last(chunks: Iterator[Chunk]) -> Completion:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 import llm
-from llm.parts import ReasoningPart, TextPart
+from llm.parts import ReasoningPart, StreamEvent, TextPart
 from pydantic import Field
 
 from lspec import catalogue
@@ -77,13 +77,15 @@ class LspecModel(llm.Model):
         stream: bool,
         response: llm.Response,
         conversation: llm.Conversation | None,
-    ) -> Iterator[str]:
-        """Yield the answer as it comes."""
+    ) -> Iterator[str | StreamEvent]:
+        """Yield thoughts and the answer as they come."""
         with _explained():
             engine = _engines.get(self._pair, prompt.options)
             for chunk in engine.stream_chat(_messages(prompt), **_request(prompt)):
-                if chunk.text:
-                    yield chunk.text
+                if chunk.reasoning:
+                    yield StreamEvent("reasoning", chunk.reasoning)
+                if chunk.answer:
+                    yield chunk.answer
                 if chunk.completion:
                     _report(response, chunk.completion)
 
@@ -105,15 +107,17 @@ class LspecAsyncModel(llm.AsyncModel):
         stream: bool,
         response: llm.AsyncResponse,
         conversation: llm.AsyncConversation | None,
-    ) -> AsyncGenerator[str, None]:
-        """Yield the answer as it comes."""
+    ) -> AsyncGenerator[str | StreamEvent, None]:
+        """Yield thoughts and the answer as they come."""
         from asyncio import to_thread
 
         with _explained():
             engine = await to_thread(_engines.get, self._pair, prompt.options)
             async for chunk in engine.astream_chat(_messages(prompt), **_request(prompt)):
-                if chunk.text:
-                    yield chunk.text
+                if chunk.reasoning:
+                    yield StreamEvent("reasoning", chunk.reasoning)
+                if chunk.answer:
+                    yield chunk.answer
                 if chunk.completion:
                     _report(response, chunk.completion)
 

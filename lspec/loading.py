@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 from lspec.compat import require_match
 from lspec.engine import Engine
@@ -18,6 +18,7 @@ from lspec.probe import require_loadable
 from lspec.request import check_gamma, check_rule
 from lspec.round import MAX_GAMMA
 from lspec.selfcheck import choose
+from lspec.template import check_variables
 from lspec.verify import RuleName
 
 log = logging.getLogger("lspec")
@@ -42,6 +43,7 @@ def load(
     rule: str = DEFAULT_RULE,
     kv_type: str | None = None,
     chat_template: str | None = None,
+    template_args: Mapping[str, Any] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Engine:
     """Load a pulled pair of the catalogue (None: its default), or a target and a draft file.
@@ -61,9 +63,13 @@ def load(
     "f16", "q8_0" or "q4_0"; None is f16, but leaves `exact` the choice of the target's. If
     `should_stop` says so during that search, KeyboardInterrupt is raised.
 
+    `chat_template` is the source of a template instead of the model's own; `template_args` are its
+    variables, as in `{"enable_thinking": False}`.
+
     Raises RequestError, CatalogueError, ModelLoadError, IncompatiblePairError.
     """
     gamma = check_gamma(gamma)
+    check_variables(template_args or {})
     _check_sizes(n_ctx=n_ctx, draft_n_ctx=draft_n_ctx, n_threads=n_threads)
     kind = _drafter_name("none" if gamma == 0 else drafter)
     chosen_rule, chosen_kv = _rule(rule, exact=exact), _kv_type(kv_type)
@@ -105,8 +111,11 @@ def load(
             drafter=kind,
             rule=chosen_rule,
             chat_template=chat_template,
+            template_args=template_args,
             widths=widths,
         )
+        for name in engine.chats.unread():
+            log.warning("the chat template has no variable %s", name)
         if gamma == "auto" and (reason := engine.why_no_draft()):
             log.info(reason)
         return engine

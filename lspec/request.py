@@ -14,6 +14,7 @@ from lspec.round import MAX_GAMMA, Round, Source, TokenLogprob
 from lspec.sampling import Constraint
 from lspec.stats import Stats, Tally
 from lspec.text import TextStream
+from lspec.thinking import Split, ThoughtStream
 from lspec.verify import RULES, RuleName
 
 MAX_LOGPROBS = 100
@@ -49,6 +50,7 @@ class RequestOptions(TypedDict, total=False):
     logprobs: int | None  # report each token's log-probability and so many of the likeliest
     response_format: Mapping[str, Any] | None  # a grammar for the answer; see lspec.grammar
     reuse: bool  # False: evaluate the whole prompt, whatever the caches hold
+    thoughts: bool  # tell what is thought from what is answered; so by default in chats alone
     should_stop: Callable[[], bool] | None  # read before every pass; True: "interrupted"
 
 
@@ -66,6 +68,7 @@ class Request:
     logprobs: int | None
     response_format: Mapping[str, Any] | None
     reuse: bool
+    thoughts: bool
     should_stop: Callable[[], bool]
     constraint: Constraint | None = None  # what `response_format` means for this request
 
@@ -113,6 +116,7 @@ def check_request(
         logprobs=_logprobs(options.get("logprobs")),
         response_format=options.get("response_format"),
         reuse=options.get("reuse", True),
+        thoughts=options.get("thoughts", False),
         should_stop=options.get("should_stop") or (lambda: False),
     )
 
@@ -182,7 +186,10 @@ def _sampling(options: RequestOptions) -> SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished answer. `tokens` are the ids of `text`, end-of-generation token excluded."""
+    """A finished answer. `tokens` are the ids of `text`, end-of-generation token excluded.
+
+    `text` is all that the model wrote; of it, `reasoning` is what it thought and `answer` the rest.
+    """
 
     text: str
     tokens: tuple[int, ...]
@@ -190,6 +197,18 @@ class Completion:
     stats: Stats
     seed: int
     logprobs: tuple[TokenLogprob, ...] = ()  # of `tokens`, where they were asked for
+    split: Split | None = None  # None: no thoughts were looked for
+    thought_tokens: int = 0  # how many of `tokens` are a thought and its markers
+
+    @property
+    def reasoning(self) -> str:
+        """What was thought, without markers; empty where nothing was."""
+        return self.split.reasoning if self.split else ""
+
+    @property
+    def answer(self) -> str:
+        """The text behind the thought."""
+        return self.split.answer if self.split else self.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +221,7 @@ class Chunk:
     pieces: tuple[tuple[str, Source], ...]
     round: Round | None = None
     completion: Completion | None = None
+    splits: tuple[Split, ...] = ()  # what became certain with each piece, if thoughts are told
 
     @property
     def logprobs(self) -> tuple[TokenLogprob, ...]:
@@ -213,16 +233,36 @@ class Chunk:
         """The text of all pieces; joined over a stream it is the completion's text."""
         return "".join(text for text, _ in self.pieces)
 
+    @property
+    def parts(self) -> tuple[tuple[Split, Source], ...]:
+        """What was thought and answered with each piece, with the source of its token."""
+        splits = self.splits or tuple(Split(answer=text) for text, _ in self.pieces)
+        sources = (source for _, source in self.pieces)
+        return tuple(zip(splits, sources, strict=True))
+
+    @property
+    def reasoning(self) -> str:
+        """What this chunk adds to the completion's `reasoning`."""
+        return "".join(split.reasoning for split, _ in self.parts)
+
+    @property
+    def answer(self) -> str:
+        """What this chunk adds to the completion's `answer`."""
+        return "".join(split.answer for split, _ in self.parts)
+
 
 @dataclass(slots=True)
 class Answer:
-    """The tokens and the text of a request so far."""
+    """The tokens and the text of a request so far; `thoughts` tells thought from answer."""
 
     request: Request
     piece: Callable[[int], bytes]
+    thoughts: ThoughtStream | None = None
     text: TextStream = field(init=False)
     tokens: list[int] = field(default_factory=list)
     parts: list[str] = field(default_factory=list)
+    splits: list[Split] = field(default_factory=list)
+    thought_tokens: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
     ended: bool = False
 
@@ -238,19 +278,23 @@ class Answer:
     def add(self, round: Round) -> Chunk:
         """Take a round's tokens, as far as they lie before the end."""
         pieces: list[tuple[str, Source]] = []
+        known = len(self.splits)
         for token, source in zip(round.tokens, round.source, strict=True):
             if self.text.stopped or (round.ended and len(pieces) == len(round.tokens) - 1):
                 break
             self.tokens.append(token)
             pieces.append((self.text.push(self.piece(token)), source))
+            self._split(pieces[-1][0])
         self.ended = round.ended
         self.logprobs += round.logprobs[: len(pieces)]
         self.parts += (text for text, _ in pieces)
-        return Chunk(tuple(pieces), round)
+        return Chunk(tuple(pieces), round, splits=tuple(self.splits[known:]))
 
     def finish(self, tally: Tally) -> Chunk:
         """Release what was held back and return the last chunk."""
         rest = self.text.finish()
+        last = self.thoughts.finish(rest) if self.thoughts else Split(answer=rest)
+        self.splits.append(last)
         tokens = tuple(self.tokens[: self.text.tokens_kept])
         reason: FinishReason = "interrupted"
         if self.complete:
@@ -264,5 +308,18 @@ class Answer:
             stats=tally.stats(generated_tokens=len(tokens)),
             seed=self.request.seed,
             logprobs=tuple(self.logprobs[: len(tokens)]),
+            split=Split(*map("".join, zip(*self.splits, strict=True))) if self.thoughts else None,
+            thought_tokens=min(self.thought_tokens, len(tokens)),
         )
-        return Chunk(((rest, Source.TARGET),) if rest else (), completion=completion)
+        if not (rest or any(last)):
+            return Chunk((), completion=completion)
+        return Chunk(((rest, Source.TARGET),), completion=completion, splits=(last,))
+
+    def _split(self, text: str) -> None:
+        """Tell what is thought and what is answered in the text of the last token."""
+        if self.thoughts is None:
+            return
+        was_thinking = self.thoughts.thinking
+        self.splits.append(self.thoughts.push(text))
+        if was_thinking or self.thoughts.thinking:
+            self.thought_tokens = len(self.tokens)

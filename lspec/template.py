@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from lspec.errors import RequestError
 
 Message = Mapping[str, Any]  # "role", "content", and what else the template reads
 Tool = Mapping[str, Any]  # a function that the model may call, in OpenAI's shape
+Variables = Mapping[str, Any]  # what a template reads beside messages and tools
+
 _PRIVATE_USE = range(0xE000, 0xF8FF)
+_TAG = re.compile(r"<[^<>\s'\"]{1,60}>")
+_TAKEN = {
+    "messages",
+    "tools",
+    "tool_choice",
+    "functions",
+    "function_call",
+    "add_generation_prompt",
+    "bos_token",
+    "eos_token",
+    "raise_exception",
+    "strftime_now",
+    "self",
+}
 
 
 class Tokenizer(Protocol):
@@ -27,8 +44,22 @@ class Tokenizer(Protocol):
 class Renderer(Protocol):
     """A chat template."""
 
-    def __call__(self, messages: list[Message], tools: Sequence[Tool] = ()) -> str:
+    def __call__(
+        self, messages: list[Message], tools: Sequence[Tool] = (), **variables: Any
+    ) -> str:
         """Return the text of the prompt. Raises RequestError."""
+
+
+def tags(template: str) -> set[str]:
+    """Return the texts like `<name>` in a template's source: tokens among them are its markers."""
+    return set(_TAG.findall(template))
+
+
+def check_variables(variables: Variables) -> None:
+    """Raise RequestError where a name is not free."""
+    for name in variables:
+        if not isinstance(name, str) or not name.isidentifier() or name in _TAKEN:
+            raise RequestError(f"{name!r} cannot be a variable of the chat template")
 
 
 def tokenize_chat(
@@ -37,22 +68,31 @@ def tokenize_chat(
     *,
     render: Renderer,
     tools: Sequence[Tool] = (),
+    variables: Variables | None = None,
+    spoken: Collection[str] = (),
 ) -> list[int]:
     """Return the ids of a rendered chat, ready for the assistant's answer. Raises RequestError.
 
-    The template's own control tokens are read as such. Where a message or a tool contains the text
-    of one, a mark put inside that text keeps it apart, and the rendered chat is tokenized in parts
-    that end at the marks: each part is then ordinary text there.
+    The template's own control tokens are read as such. Where a message, a tool or a variable
+    contains the text of one, a mark put inside that text keeps it apart, and the rendered chat is
+    tokenized in parts that end at the marks: each part is then ordinary text there. `spoken` are
+    texts of tokens, like `</think>`, that a model writes as well: in the assistant's own messages,
+    and only there, they stay these tokens.
     """
     _check(messages)
-    shown = [list(messages), list(tools)]
-    texts = set(_texts(shown))
-    found = [c for c in vocab.control_texts if any(c in text for text in texts)]
+    given: Any = dict(variables or {})
+    check_variables(given)
+    said, offered = list(messages), list(tools)
+    texts = set(_texts([said, offered, given]))
+    guarded = {*vocab.control_texts, *spoken}
+    found = [c for c in guarded if any(c in text for text in texts)]
     mark = _unused(texts) if found else ""
-    for text in sorted(found, key=len, reverse=True):
+    for text in sorted(found, key=lambda text: (-len(text), text)):
         broken = text[:1] + mark + text[1:]
-        shown = _replaced(shown, text, broken)
-    prompt = render(*shown)
+        own = "assistant" if text in spoken else None
+        said = [m if m["role"] == own else _replaced(m, text, broken) for m in said]
+        offered, given = _replaced(offered, text, broken), _replaced(given, text, broken)
+    prompt = render(said, offered, **given)
     # A template that writes the token itself must not get a second one.
     bos = vocab.adds_bos and not (vocab.bos_text and prompt.startswith(vocab.bos_text))
     ids: list[int] = []
@@ -94,7 +134,10 @@ def _replaced(value: Any, old: str, new: str) -> Any:
     return value
 
 
-def _unused(texts: set[str]) -> str:
-    """Return a private-use character that no text contains."""
+def _unused(texts: Iterable[str]) -> str:
+    """Return a private-use character that no text contains. Raises RequestError."""
     used: set[str] = set().union(*texts)
-    return next(chr(c) for c in _PRIVATE_USE if chr(c) not in used)
+    free = next((chr(c) for c in _PRIVATE_USE if chr(c) not in used), None)
+    if free is None:
+        raise RequestError("the chat has a control token's text and all private-use characters")
+    return free

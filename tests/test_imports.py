@@ -18,10 +18,10 @@ ROOT = Path(lspec.__file__).parent
 LAYERS = """
 errors
 params distribution truncation sampling round verify model exact widths logprobs costs estimates
-theory controller adaptive lookup drafters decoder stats comparison verdict text compat gguf memory
-machine
+theory controller adaptive lookup drafters decoder stats comparison verdict text thinking compat
+gguf memory machine
 paths locks integrity template prompts history turn
-llama grammar
+llama grammar chats
 catalogue user_catalogue hub_errors hub index store pull
 trial probe
 measured selfcheck request player aio engine loading

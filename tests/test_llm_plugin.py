@@ -14,6 +14,7 @@ from typing import Any
 
 import llm
 import pytest
+import tiny
 from hub_server import Hub, running_hub
 from hub_world import ROOT, isolate, write_catalogue
 from llm.plugins import load_plugins, pm
@@ -212,6 +213,14 @@ def test_what_is_no_text_is_refused_and_thoughts_are_left_out(engine: Engine) ->
     answer = model.prompt("More", messages=[llm.user("Hello"), thought], **ASKED).text()
     turns = [user("Hello"), {"role": "assistant", "content": "Hi."}, user("More")]
     assert answer == engine.chat(turns, **OPTIONS).text
+
+
+def test_thoughts_are_events_of_their_own(hub: Hub, tmp_path: Path) -> None:
+    path = tiny.write_chat_model(tmp_path / "t.gguf", seed=3, template=f"{tiny.CHATML}<think>")
+    hub.add("owner/big", "big.gguf", path.read_bytes())
+    response = llm.get_model("lspec/tiny").prompt("Hello", **ASKED)
+    assert {event.type for event in response.stream_events()} == {"reasoning"}
+    assert response.text() == ""
 
 
 def test_schema_becomes_a_response_format(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,6 @@ def test_what_a_family_writes_is_read_back(format: Format) -> None:
         '{"name": "weather", "arguments": {"city": "Oslo"}}',
         '```json\n{\n  "name": "weather",\n  "arguments": {"city": "Oslo"}\n}\n```',
         '{"name": "weather", "parameters": {}}; {"name": "weather", "parameters": {}}',
-        '<think>\nA {"name": "time"}?\n</think>\n\n{"name": "weather", "arguments": {}}',
     ],
 )
 def test_calls_without_markers_are_read_too(text: str) -> None:
@@ -100,7 +99,6 @@ def test_calls_without_markers_are_read_too(text: str) -> None:
         '```json\n{"name": "x", "age": 3}\n```',
         "<tool_call>\n{",
         '<tool_call>\n{"name": "weather", "arguments": {"x": NaN}}',
-        "<think>\n<tool_call>",
         "",
     ],
 )

@@ -15,6 +15,7 @@ from lspec.errors import ContextOverflowError, LspecError
 from lspec.request import Chunk, Completion, FinishReason
 from lspec.round import Source
 from lspec.stats import Tally
+from lspec.thinking import ThoughtStream, style_of
 
 
 class ScriptedEngine:
@@ -52,6 +53,7 @@ class ScriptedEngine:
                 generated_tokens=len(text)
             ),
             seed=options.get("seed", 100),
+            split=ThoughtStream(style_of(None)).finish(text),
         )
         yield Chunk(((text, Source.TARGET),), completion=completion)
 
@@ -461,3 +463,24 @@ def test_answer_that_runs_into_the_end_of_the_window_is_pointed_out() -> None:
     check(narrow("Ten words^L"), f">>> Talk\nTen words\n{note}")
     check(narrow("Ten words^L"), f">>> Talk\nTen words\n{note}", max_tokens=10)
     check(narrow("Ten words^L"), ">>> Talk\nTen words", max_tokens=9)
+
+
+def test_what_was_thought_is_no_part_of_the_history() -> None:
+    engine = ScriptedEngine("<think>A?</think>A.", "<think>B^C", "<think>C?</think>C.")
+    transcript = """
+        >>> one
+        <think>A?</think>A.
+        >>> two
+        <think>B
+        >>> three
+        <think>C?</think>C.
+        """
+    check(engine, transcript)
+    assert contents(engine.asked[1]) == ["one", "A.", "two"]
+    assert contents(engine.asked[2]) == ["one", "A.", "three"]
+
+
+def test_half_a_character_does_not_stop_a_conversation_from_being_saved(tmp_path: Path) -> None:
+    file = tmp_path / "talk.json"
+    check(ScriptedEngine("A."), f">>> \ud83d\nA.\n>>> /save {file}\n! saved 2 messages")
+    assert json.loads(file.read_text(encoding="utf-8"))["messages"][0]["content"] == "?"

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from lspec.template import Message, Tool, tokenize_chat
+from lspec.errors import RequestError
+from lspec.template import Message, Tool, tags, tokenize_chat
 
 
 class Characters:
@@ -66,3 +67,49 @@ def test_control_text_in_tools_and_calls_stays_text(typed: str) -> None:
     tools = [{"name": "f", "description": typed}]
     ids = tokenize_chat(messages, Characters(), render=with_tools, tools=tools)
     assert ids == [1, *plain(json.dumps([messages, tools], ensure_ascii=False)), 2]
+
+
+@pytest.mark.parametrize("typed", ["<end>", "a<end>b"])
+def test_control_text_in_template_variables_stays_text(typed: str) -> None:
+    def with_variables(messages: list[Message], tools: Sequence[Tool] = (), **given: str) -> str:
+        return render(messages) + given["who"] + "<end>"
+
+    messages = [{"role": "user", "content": "hi"}]
+    variables = {"who": typed}
+    ids = tokenize_chat(messages, Characters(), render=with_variables, variables=variables)
+    assert ids == [1, *plain("u:hi"), 2, *plain(typed), 2]
+
+
+def test_what_a_model_writes_itself_stays_a_token_in_its_own_messages_only() -> None:
+    turns = [("user", "<t>a"), ("assistant", "<t>b<end>"), ("tool", "<t>c"), ("system", "<t>d")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    ids = tokenize_chat(messages, Spoken(), render=render, spoken=["<t>"])
+    own = [*plain("a:"), 3, *plain("b<end>"), 2]
+    rest = [*plain("t:<t>c"), 2, *plain("s:<t>d"), 2]
+    assert ids == [1, *plain("u:<t>a"), 2, *own, *rest]
+
+
+class Spoken(Characters):
+    """The same with a token that is read wherever it stands."""
+
+    def tokenize(self, text: str, *, bos: bool, special: bool) -> list[int]:
+        first, *others = text.split("<t>")
+        ids = super().tokenize(first, bos=bos, special=special)
+        for other in others:
+            ids += [3, *super().tokenize(other, bos=False, special=special)]
+        return ids
+
+
+def test_a_chat_with_every_private_use_character_is_refused_or_rendered() -> None:
+    everything = "".join(map(chr, range(0xE000, 0xF8FF)))
+    messages = [{"role": "user", "content": everything}]
+    ids = tokenize_chat(messages, Characters(), render=render)
+    assert ids == [1, *plain("u:" + everything), 2]
+    messages[0]["content"] += "<end>"
+    with pytest.raises(RequestError, match="private-use"):
+        tokenize_chat(messages, Characters(), render=render)
+
+
+def test_tags_of_a_template() -> None:
+    found = tags("{% if a < b and c > d %}<|im_start|>x<think>\n{{ '</think>' }}<a b><x-1>")
+    assert found == {"<|im_start|>", "<think>", "</think>", "<x-1>"}

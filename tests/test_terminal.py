@@ -25,10 +25,10 @@ LONG = 60_000  # tokens of an answer that nobody waits for
 class Typist:
     """Types into a program and reads what it shows."""
 
-    def __init__(self, args: list[str], config: Path) -> None:
+    def __init__(self, args: list[str], config: Path, **variables: str) -> None:
         self._screen, terminal = pty.openpty()
         env = {k: v for k, v in os.environ.items() if not k.startswith("LSPEC_")}
-        env |= {"XDG_CONFIG_HOME": str(config), "TERM": "xterm", "NO_COLOR": "1"}
+        env |= {"XDG_CONFIG_HOME": str(config), "TERM": "xterm", "NO_COLOR": "1", **variables}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "lspec", *args],
             stdin=terminal,
@@ -41,8 +41,8 @@ class Typist:
         os.close(terminal)
         self._unread = ""
 
-    def type(self, text: str) -> None:
-        os.write(self._screen, text.encode())
+    def type(self, text: str | bytes) -> None:
+        os.write(self._screen, text.encode() if isinstance(text, str) else text)
 
     def press_until(self, key: str, pattern: str) -> None:
         """Press `key` until `pattern` appears.

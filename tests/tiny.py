@@ -84,17 +84,30 @@ def write_chat_model(
     template: str | None = CHATML,
     merged: str = "he",
     end_bias: float = 0.5,
+    marks: Sequence[str] = (),
+    marks_are_controls: bool = False,
+    pre: str = "qwen2",
 ) -> Path:
     """Write a llama model over BPE bytes with ChatML's control tokens and template.
 
     Its text is mostly printable ASCII and ends now and then; a larger `end_bias` ends sooner, -20
-    never. `padding` unused ids at the end change nothing else, but have the largest logits of all,
+    never. `marks` are user-defined or control tokens behind the others, which come only if they are
+    wanted (the first is CHAT_SIZE).
+    `padding` unused ids at the end change nothing else, but have the largest logits of all,
     so that whoever lets them through is found out. `merged` is the text of id 256: give another
     one for a mismatched pair.
     """
     writer = _llama(path, n_ctx)
-    _add_chat_vocabulary(writer, padding=padding, merged=merged, template=template)
-    bias = _chat_bias(end_bias)
+    _add_chat_vocabulary(
+        writer,
+        padding=padding,
+        merged=merged,
+        template=template,
+        marks=marks,
+        marks_are_controls=marks_are_controls,
+        pre=pre,
+    )
+    bias = np.concatenate([_chat_bias(end_bias), np.full(len(marks), -20, np.float32)])
     _add_llama_tensors(writer, _Weights(seed, blur), bias, spread=2.0, padding=padding)
     return _finish(writer, path)
 
@@ -231,16 +244,26 @@ def _add_spm_vocabulary(writer: gguf.GGUFWriter, *, add_bos: bool) -> None:
 
 
 def _add_chat_vocabulary(
-    writer: gguf.GGUFWriter, *, padding: int, merged: str, template: str | None
+    writer: gguf.GGUFWriter,
+    *,
+    padding: int,
+    merged: str,
+    template: str | None,
+    marks: Sequence[str] = (),
+    marks_are_controls: bool = False,
+    pre: str = "qwen2",
 ) -> None:
     kinds = gguf.TokenType
     names = _gpt2_characters()
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    pads = [f"[PAD{CHAT_SIZE + i}]" for i in range(padding)]
-    writer.add_token_list([*names, merged, *CHAT_CONTROLS.values(), *pads])
+    writer.add_tokenizer_pre(pre)
+    pads = [f"[PAD{CHAT_SIZE + len(marks) + i}]" for i in range(padding)]
+    writer.add_token_list([*names, merged, *CHAT_CONTROLS.values(), *marks, *pads])
     writer.add_token_types(
-        [kinds.NORMAL] * 257 + [kinds.CONTROL] * 3 + [kinds.UNUSED] * padding,
+        [kinds.NORMAL] * 257
+        + [kinds.CONTROL] * 3
+        + [kinds.CONTROL if marks_are_controls else kinds.USER_DEFINED] * len(marks)
+        + [kinds.UNUSED] * padding,
     )
     writer.add_token_merges([f"{merged[0]} {merged[1:]}"])
     writer.add_eos_token_id(CHAT_IM_END)

@@ -9,11 +9,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from io import TextIOWrapper
 from types import FrameType
 
 import click
 
-from lspec.cli.output import EXIT_INTERRUPTED, note
+from lspec.cli.output import EXIT_INTERRUPTED, note, style
+from lspec.errors import RequestError
 from lspec.request import Chunk, Completion
 from lspec.round import Source
 
@@ -36,16 +38,54 @@ def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, previous)
 
 
-def show(chunks: Iterator[Chunk], *, colour: bool) -> Completion:
-    """Write a stream to stdout as it comes, drafted tokens coloured if asked; return the whole."""
-    colour = colour and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    for chunk in chunks:
-        for text, source in chunk.pieces:
-            drafted = colour and source is not Source.TARGET
+class _Page:
+    """Where an answer is written: what was thought dim, on stderr, and the answer on stdout.
+
+    Thoughts are for the eye: they are left out where stdout is no terminal.
+    """
+
+    def __init__(self, *, colour: bool) -> None:
+        self._terminal = sys.stdout.isatty()
+        self._colour = colour and self._terminal and not os.environ.get("NO_COLOR")
+        self._thinking = False
+
+    def think(self, text: str) -> None:
+        """Write a part of a thought."""
+        if text and self._terminal:
+            self._dim(text if self._thinking else f"<think>\n{text}")
+            self._thinking = True
+
+    def say(self, text: str, source: Source) -> None:
+        """Write a part of the answer, coloured if it was drafted and colours are wanted."""
+        if text:
+            self.end_thought()
+            drafted = self._colour and source is not Source.TARGET
             click.echo(click.style(text, fg="green") if drafted else text, nl=False)
+
+    def end_thought(self) -> None:
+        """Write the end of a thought if there is one open."""
+        if self._thinking:
+            self._dim("\n</think>\n\n")
+            self._thinking = False
+
+    def _dim(self, text: str) -> None:
+        click.echo(style(text, dim=True), err=True, nl=False)
+
+
+def show(chunks: Iterator[Chunk], *, colour: bool) -> Completion:
+    """Write a stream as it comes, drafted tokens coloured if asked; return the whole."""
+    page = _Page(colour=colour)
+    for chunk in chunks:
+        for split, source in chunk.parts:
+            page.think(split.reasoning)
+            page.say(split.answer, source)
         sys.stdout.flush()
-    assert chunk.completion is not None
-    return chunk.completion
+    page.end_thought()
+    completion = chunk.completion
+    assert completion is not None
+    if completion.reasoning and not completion.answer:
+        note("(it was still thinking)")
+    return completion
 
 
 def answer_once(
@@ -61,7 +101,7 @@ def answer_once(
             click.echo(to_json(completion))
         else:
             completion = show(chunks, colour=colour)
-            if not completion.text.endswith("\n"):
+            if not completion.answer.endswith("\n"):
                 click.echo()
     if on_terminal() if stats is None else stats:
         note(completion.stats.line())
@@ -71,9 +111,11 @@ def answer_once(
 def to_json(completion: Completion) -> str:
     """Return the object that --json prints."""
     logprobs = completion.logprobs
+    apart = {"reasoning": completion.reasoning, "answer": completion.answer}
     return json.dumps(
         {
             "text": completion.text,
+            **(apart if completion.answer != completion.text else {}),
             "tokens": completion.tokens,
             "finish_reason": completion.finish_reason,
             **({"logprobs": list(map(asdict, logprobs))} if logprobs else {}),
@@ -89,8 +131,21 @@ def on_terminal() -> bool:
 
 
 def read_prompt(prompt: str | None) -> str | None:
-    """Return piped input followed by `prompt`; None where there is neither."""
-    piped = "" if sys.stdin.isatty() else sys.stdin.read()
+    """Return piped input followed by `prompt`; None where there is neither. Raises RequestError."""
+    piped = "" if sys.stdin.isatty() else _piped()
     if prompt is None:
         return piped or None
     return f"{piped.rstrip()}\n{prompt}" if piped.strip() else prompt
+
+
+def _piped() -> str:
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="strict")  # some environments let bytes through
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"the piped input is not {error.encoding.upper()}: "
+            f"there is a byte 0x{error.object[error.start]:02X} that begins no character",
+            hint="Convert it first, as with: iconv -f LATIN1 -t UTF-8",
+        ) from None

@@ -30,6 +30,9 @@ def chat(**params: Any) -> int:
 
     At a terminal, without -p, it is a conversation. Otherwise it answers once: what is piped in,
     what -p says, or both.
+
+    What a model thinks before it answers is shown dim at a terminal, and left out where output
+    goes elsewhere and from the conversation; --json has it as "reasoning".
     """
     asked = params["prompt"]
     conversation = on_terminal() and not params["as_json"] and (not asked or params["interactive"])

@@ -51,6 +51,26 @@ class Bias(click.ParamType[tuple[int, float]]):
             self.fail(f"{value!r} is not a token id, '=' and a number.", param, ctx)
 
 
+class TemplateArg(click.ParamType[tuple[str, Any]]):
+    """A variable of the chat template: JSON where it can be read so, else a text."""
+
+    name = "KEY=VALUE"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, Any]:
+        """Return the pair."""
+        if isinstance(value, tuple):
+            return value
+        key, sign, text = value.partition("=")
+        if not sign:
+            self.fail(f"{value!r} is not a name, '=' and a value.", param, ctx)
+        try:
+            return key, json.loads(text)
+        except (ValueError, RecursionError):
+            return key, text
+
+
 def _option(*names: str, **kwargs: Any) -> Callable[[Command], Command]:
     """Make an option whose environment variable is LSPEC_ and its long name."""
     long = next(name for name in names if name.startswith("--")).split("/")[0]
@@ -91,6 +111,12 @@ ENGINE_OPTIONS = (
     _option("--threads", type=click.IntRange(1, 512), help="CPU threads (default: all cores)."),
     _option("--gpu-layers", type=int, help="Layers of each model on the GPU (default: all)."),
     _option("--chat-template", type=FILE, help="A Jinja2 file to use instead of the model's own."),
+    _option(
+        "--template-arg",
+        type=TemplateArg(),
+        multiple=True,
+        help="A variable of the chat template, as enable_thinking=false; several times.",
+    ),
 )
 
 MODEL_OPTIONS = (
@@ -185,6 +211,8 @@ def split() -> tuple[ModelChoice, dict[str, Any]]:
     load = {renamed.get(k, k): given[k] for k in (*files, *engine) if k in given}
     if "chat_template" in given:
         load["chat_template"] = _read(given["chat_template"])
+    if given.get("template_arg"):
+        load["template_args"] = dict(given["template_arg"])
     pair = given.get("pair")
     typed = {k for k in given if ctx.get_parameter_source(k) == ParameterSource.COMMANDLINE}
     if "pair" in typed:  # what is typed outranks the environment

@@ -112,8 +112,8 @@ class Session:
 
         done = self._screen.play(start, colour=self.show_drafts)
         self._done = done
-        if done.text:
-            self._turns += [question, {"role": "assistant", "content": done.text}]
+        if done.answer:  # templates leave out what was thought before: so does this history
+            self._turns += [question, {"role": "assistant", "content": done.answer}]
             self._joined = True
         limit = self._options.get("max_tokens")
         if done.finish_reason == "length" and (limit is None or len(done.tokens) < limit):
@@ -241,7 +241,7 @@ class Session:
         path = _path(name)
         new = path.with_name(path.name + ".new")
         try:
-            new.write_text(text + "\n", encoding="utf-8")
+            new.write_text(text + "\n", encoding="utf-8", errors="replace")
             new.replace(path)
         except OSError as error:
             with suppress(OSError):

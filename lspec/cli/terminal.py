@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from pathlib import Path
 
 import click
@@ -50,10 +52,14 @@ class Terminal:
             return click.edit(text)
         except click.ClickException as error:
             raise RequestError(error.message, hint="Set EDITOR to an editor.") from None
+        except UnicodeError:
+            raise RequestError("the editor and lspec exchange UTF-8 only") from None
 
 
 def converse(session: Session, *, history: Path) -> None:
     """Read and handle lines until /bye or Ctrl-D; Ctrl-C at the prompt drops the line."""
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # a terminal may send what is no character
     with _line_editing(history):
         while True:
             try:

@@ -375,7 +375,7 @@ class Llama:
             return self.engine.tokenize_chat(messages, tools), []
         form, stops = self._format, []
 
-        def render(messages: list[Message], tools: Sequence[Tool] = ()) -> str:
+        def render(messages: list[Message], tools: Sequence[Tool] = (), **variables: Any) -> str:
             prompt, more = form(messages)
             stops.extend(more)
             return prompt

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import Environment, TemplateError, meta
 from llama_cpp.llama_chat_format import (
     Jinja2ChatFormatter,
     LlamaChatCompletionHandlerNotFoundException,
@@ -43,7 +44,7 @@ def chat_format(name: str) -> Callable[[list[Message]], tuple[str, list[str]]]:
 
 
 def chat_renderer(template: str, vocab: Vocab) -> Renderer:
-    """Return a function from messages and tools to the prompt, by a sandboxed Jinja2 template.
+    """Return a function from messages, tools and variables to the prompt, by a sandboxed template.
 
     It raises RequestError where the template refuses the messages, and so does this function for a
     template that is broken.
@@ -53,10 +54,18 @@ def chat_renderer(template: str, vocab: Vocab) -> Renderer:
     except TemplateError as error:
         raise RequestError(f"the chat template is broken: {error}") from None
 
-    def render(messages: list[Message], tools: Sequence[Tool] = ()) -> str:
+    def render(messages: list[Message], tools: Sequence[Tool] = (), **variables: Any) -> str:
         try:
-            return str(formatter(messages=messages, tools=list(tools) or None).prompt)
+            shown = list(tools) or None
+            return str(formatter(messages=messages, tools=shown, **variables).prompt)
         except Exception as error:  # a template is a program, and may fail in any way
             raise RequestError(f"the chat template refuses these messages: {error}") from None
 
     return render
+
+
+def variables_of(template: str) -> set[str]:
+    """Return the names that a chat template reads."""
+    extensions = [Jinja2ChatFormatter.IgnoreGenerationTags, "jinja2.ext.loopcontrols"]
+    environment = Environment(extensions=extensions)  # noqa: S701 (it renders nothing)
+    return meta.find_undeclared_variables(environment.parse(template))

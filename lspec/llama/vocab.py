@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ import llama_cpp as lib
 from lspec.compat import Vocabulary
 from lspec.errors import RequestError
 from lspec.llama import native
+from lspec.llama.portions import portions
+from lspec.thinking import MARKERS
 
 _KINDS = {0: "none", 1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLaMo-2"}
 # Bits of llama_token_attr.
@@ -72,6 +74,12 @@ class Vocab:
         """The texts that `tokenize(..., special=True)` turns into control tokens."""
         marked = (i for i in self._ids() if self._attr(i) & (_CONTROL | _UNKNOWN))
         return tuple(filter(None, map(self.text, marked)))
+
+    @cached_property
+    def _marked(self) -> tuple[str, ...]:
+        """The texts that `tokenize` reads as one token wherever they stand."""
+        kinds = _CONTROL | _UNKNOWN | _USER_DEFINED
+        return tuple(filter(None, (self.text(i) for i in self._ids() if self._attr(i) & kinds)))
 
     @cached_property
     def named(self) -> frozenset[int]:
@@ -141,14 +149,41 @@ class Vocab:
         raw: bytes = lib.llama_vocab_get_text(self._vocab, token)
         return raw.decode("utf-8", errors="replace")
 
+    def spoken(self, texts: Iterable[str]) -> tuple[str, ...]:
+        """Return those of `texts` that are a token each and a part of what a model writes.
+
+        These are user-defined tokens, and control tokens that begin or end a thought.
+        """
+        found = []
+        for text in texts:
+            token = self._named(text)
+            if token is not None and (text in MARKERS or not self._attr(token) & _CONTROL):
+                found.append(text)
+        return tuple(found)
+
+    def _named(self, text: str) -> int | None:
+        """Return the control or user-defined token of that text; None if there is none."""
+        if self.kind == "none":
+            return None
+        ids = self.tokenize(text, bos=False, special=True)
+        named = len(ids) == 1 and self._attr(ids[0]) & (_CONTROL | _USER_DEFINED)
+        return ids[0] if named else None
+
+    @cached_property
+    def _shown(self) -> frozenset[int]:
+        """The control tokens that belong to the text: those that begin or end a thought."""
+        return frozenset(token for token in map(self._named, MARKERS) if token is not None)
+
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """Return the bytes that `token` adds to a text.
 
-        A control token adds none, unless `special` asks for its own text.
+        A control token adds none, unless it begins or ends a thought, or `special` asks for its
+        own text.
         """
         if self.kind == "none":
             return b""
         length = 64
+        special = special or token in self._shown
         while True:
             buffer = ctypes.create_string_buffer(length)
             n = lib.llama_token_to_piece(self._vocab, token, buffer, length, 0, special)
@@ -160,11 +195,26 @@ class Vocab:
         """Return the ids of `text`, which may be given as UTF-8 bytes.
 
         `bos` puts the beginning-of-sequence token first where the model wants one; `special` reads
-        the text of a control token as that token. Lone surrogates become "?".
+        the text of a control token as that token. Raises RequestError for half a character.
         """
         if self.kind == "none":
             raise RequestError("this model has no vocabulary: give token ids, not text")
-        data = text if isinstance(text, bytes) else text.encode("utf-8", errors="replace")
+        errors = "strict"
+        if isinstance(text, bytes):
+            text, errors = text.decode("utf-8", "surrogateescape"), "surrogateescape"
+        try:
+            text.encode("utf-8", errors)
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the text is not Unicode: it has a lone surrogate, U+{ord(text[error.start]):04X}"
+            ) from None
+        parts = portions(text, lambda: self._marked) if self.kind == "BPE" else iter([text])
+        ids = self._tokenize(next(parts).encode("utf-8", errors), bos=bos, special=special)
+        for part in parts:
+            ids += self._tokenize(part.encode("utf-8", errors), bos=False, special=special)
+        return ids
+
+    def _tokenize(self, data: bytes, *, bos: bool, special: bool) -> list[int]:
         room = len(data) + 2
         while True:
             ids = (lib.llama_token * room)()

@@ -91,7 +91,7 @@ class _Api:
         shown = [tool.model_dump(exclude_unset=True) for tool in body.tools] if offer else []
 
         def make(should_stop: Callable[[], bool]) -> Streams:
-            prompt = self._engine.tokenize_chat(messages, shown)
+            prompt = self._engine.tokenize_chat(messages, shown, body.chat_template_kwargs)
             options["should_stop"] = should_stop
             return generations(self._engine, [prompt], body.n, options)
 

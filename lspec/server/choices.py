@@ -61,13 +61,15 @@ class Chat:
 
     def choice(self, index: int, completion: Completion) -> Json:
         """Return a choice of a whole reply."""
-        content, calls = completion.text, list[Call]()
+        content, calls = completion.answer, list[Call]()
         if self.offer:
             content, calls = self.offer.read(completion)
         message: Json = {"role": "assistant", "content": content}
         if calls:
             message["content"] = content.strip() or None
             message["tool_calls"] = list(map(_call, calls))
+        if completion.reasoning:
+            message["reasoning_content"] = completion.reasoning
         return {
             "index": index,
             "message": message,
@@ -96,10 +98,14 @@ class _ChatStream:
         if not self._begun:
             self._begun = True
             yield self._choice({"role": "assistant", "content": ""})
-        text, calls = self._content.add(chunk) if self._content else (chunk.text, [])
+        text, calls = self._content.add(chunk) if self._content else (chunk.answer, [])
         tokens = self._logprobs.add(chunk)
-        if text or tokens:
-            yield self._choice({"content": text}, tokens)
+        parts = {"reasoning_content": chunk.reasoning, "content": text}
+        deltas = [{name: part} for name, part in parts.items() if part]
+        if tokens and not deltas:
+            deltas = [{"content": ""}]
+        for i, delta in enumerate(deltas):
+            yield self._choice(delta, () if i else tokens)
         for i, call in enumerate(calls):
             yield self._choice({"tool_calls": [{"index": i, **_call(call)}]})
         if chunk.completion:

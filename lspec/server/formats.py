@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lspec.thinking import overlap
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -106,15 +108,12 @@ def begin_of_calls(text: str, format: Format, *, since: int = 0, whole: bool = T
     """Return where the first call begins; the length of `text` where there is none.
 
     The end of a text that is not `whole` counts as well if it may become the beginning of a call.
-    There is none before `since`, nor in what a model thinks before it answers.
+    There is none before `since`.
     """
-    thought = text.rfind("</think>")
-    if thought < 0 and text.lstrip().startswith("<think>"):
-        return len(text)
-    begin = max(text.rfind("\n", 0, since) + 1, thought)
+    begin = text.rfind("\n", 0, since) + 1
     at = text.find(format.markers[0], begin)
     if at < 0:
-        at = len(text) - (0 if whole else _overlap(text, format.markers[0]))
+        at = len(text) - (0 if whole else overlap(text, format.markers[0]))
     for line in _LINE.finditer(text, begin, at):
         shown = "".join(text[line.start() :][:_LOOK].split())
         if any(shown.startswith(b) or (not whole and b.startswith(shown)) for b in _BARE):
@@ -137,12 +136,6 @@ def read_calls(
     if calls and (named or format.markers[0] in text):
         return text[:begin], calls
     return text, []
-
-
-def _overlap(text: str, marker: str) -> int:
-    """Return the length of the longest end of `text` that is a beginning of `marker`."""
-    longest = min(len(text), len(marker) - 1)
-    return next((n for n in range(longest, 0, -1) if marker.startswith(text[-n:])), 0)
 
 
 def _calls(text: str, at: int) -> Iterator[Call]:

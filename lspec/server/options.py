@@ -11,6 +11,7 @@ from lspec.server.schemas import SAMPLING, Body, ChatBody, CompletionBody
 def chat_options(body: ChatBody, *, n_vocab: int) -> RequestOptions:
     """Return what `body` says, except of the answer's format. Raises ApiError."""
     options = _options(body, n_vocab=n_vocab)
+    options["thoughts"] = True
     if body.max_completion_tokens is not None:
         if body.max_tokens not in (None, body.max_completion_tokens):
             raise unsupported("max_tokens", "max_completion_tokens says something else")

@@ -24,7 +24,8 @@ def messages_of(body: ChatBody, tools: Tools | None) -> list[dict[str, Any]]:
 
 
 def _message(said: Message, tools: Tools | None) -> dict[str, Any]:
-    fields = said.model_dump(include={"name", "tool_call_id"}, exclude_unset=True)
+    extra = {"name", "tool_call_id", "reasoning_content"}
+    fields = said.model_dump(include=extra, exclude_unset=True)
     role = "system" if said.role == "developer" else said.role
     message = {"role": role, "content": said.content or "", **fields}
     if said.tool_calls and tools and tools.shows_calls:

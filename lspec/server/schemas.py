@@ -126,12 +126,15 @@ class Message(Strict):
     name: str | None = None
     tool_calls: list[ToolCall] = []
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Message:
         if self.tool_calls and self.role != "assistant":
             raise ValueError("only a message of the assistant has tool_calls")
-        if self.content is None and not self.tool_calls:
+        if self.reasoning_content is not None and self.role != "assistant":
+            raise ValueError("only a message of the assistant has reasoning_content")
+        if self.content is None and not self.tool_calls and not self.reasoning_content:
             raise ValueError("the content is missing")
         return self
 
@@ -224,6 +227,7 @@ class ChatBody(Body):
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
     parallel_tool_calls: bool = True
     modalities: list[Literal["text"]] = ["text"]
+    chat_template_kwargs: dict[str, Any] = {}
 
 
 class CompletionBody(Body):

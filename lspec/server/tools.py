@@ -12,6 +12,7 @@ from lspec.llama import Vocab
 from lspec.request import Chunk, Completion
 from lspec.server.formats import Call, Format, begin_of_calls, format_of, read_calls
 from lspec.server.schemas import Function
+from lspec.thinking import Style, ThoughtStream, style_of
 
 # As templates write JSON, and as models have learned to write it.
 _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -23,9 +24,17 @@ class Tools:
     `shows_calls` is false where the chat template leaves out the calls of earlier turns.
     """
 
-    def __init__(self, format: Format, vocab: Vocab, *, shows_calls: bool = True) -> None:
+    def __init__(
+        self,
+        format: Format,
+        vocab: Vocab,
+        *,
+        shows_calls: bool = True,
+        style: Style | None = None,
+    ) -> None:
         self.format = format
         self.shows_calls = shows_calls
+        self._style = style or style_of(None)
         self._vocab = vocab
         self._tokens: dict[str, int] = {}  # the markers that are one token each
         for marker in format.markers:
@@ -41,16 +50,21 @@ class Tools:
         format = format_of(template)
         if template is None or format is None:
             return None
-        return cls(format, vocab, shows_calls="tool_calls" in template)
+        shows_calls = "tool_calls" in template
+        return cls(format, vocab, shows_calls=shows_calls, style=style_of(template))
 
     def opens(self, token: int) -> bool:
         """Whether `token` opens a call and leaves no trace in the text."""
         return token in self._unseen and token == self._tokens.get(self.format.markers[0])
 
-    def text(self, completion: Completion) -> str:
-        """Return the text of an answer with the markers that it does not show."""
+    def answer(self, completion: Completion) -> str:
+        """Return an answer, without the thought before it, with the markers it does not show."""
         pieces = (self._unseen.get(t) or self._vocab.piece(t) for t in completion.tokens)
-        return b"".join(pieces).decode("utf-8", errors="replace")
+        text = b"".join(pieces).decode("utf-8", errors="replace")
+        if not completion.thought_tokens:
+            return text
+        opened = not text.lstrip().startswith(self._style.opening)
+        return ThoughtStream(self._style, opened=opened).finish(text).answer
 
     def grammar(self, functions: Sequence[Function], *, free: bool, many: bool) -> str:
         """Return a grammar, in Lark's language, of calls of `functions` with their arguments.
@@ -126,10 +140,10 @@ class Offer:
     def read(self, completion: Completion) -> tuple[str, list[Call]]:
         """Return what an answer says beside its calls, and the calls."""
         names = {function.name for function in self.functions}
-        text = self.tools.text(completion)
+        text = self.tools.answer(completion)
         content, calls = read_calls(text, self.tools.format, names, strict=self.strict)
         if not calls:
-            return completion.text, []
+            return completion.answer, []
         return content, calls if self.many else calls[:1]
 
 
@@ -149,10 +163,10 @@ class ContentStream:
             return content[self._sent :], calls
         tools = self._offer.tools
         tokens = chunk.round.tokens if chunk.round else ()
-        for token, (text, _) in zip(tokens, chunk.pieces, strict=False):
+        for token, (split, _) in zip(tokens, chunk.parts, strict=False):
             if self._limit is None and tools.opens(token):
                 self._limit = len(self._seen)
-            self._seen += text
+            self._seen += split.answer
         certain = begin_of_calls(self._seen, tools.format, since=self._sent, whole=False)
         if self._limit is not None:
             certain = min(certain, self._limit)
