@@ -19,13 +19,14 @@ LAYERS = """
 errors
 params distribution truncation sampling round verify model exact widths logprobs costs estimates
 theory controller adaptive lookup drafters decoder stats comparison verdict text compat gguf memory
-machine
+machine devices
 paths locks integrity template prompts
 llama grammar
+placement offload
 catalogue user_catalogue hub_errors hub index store pull
 trial probe
 measured selfcheck request aio engine loading
-bench check dropin
+bench check dropin doctor
 server cli __main__ llm_plugin
 """
 ORDER = LAYERS.split()
