@@ -14,6 +14,7 @@ from lspec.costs import Costs, measure
 from lspec.errors import IncompatiblePairError
 from lspec.llama import LlamaModel, LoadOptions, read_vocabulary
 from lspec.loading import DEFAULT_N_CTX, can_roll_back
+from lspec.placement import Role, fit
 from lspec.probe import require_loadable
 from lspec.round import MAX_GAMMA
 from lspec.selfcheck import Choice, Findings, best, survey
@@ -85,14 +86,15 @@ def check(
         return Report(_facts(target), _facts(draft), mismatch, None)
     say("timing passes")
     with ExitStack() as stack:
-        models = {"target": LlamaModel(target, options)}
+        models = {"target": _open("target", target, options)}
         stack.callback(models["target"].close)
         if draft:
-            models["draft"] = LlamaModel(draft, options)
+            models["draft"] = _open("draft", draft, options)
             stack.callback(models["draft"].close)
         facts = {role: _facts(model.paths, model, role) for role, model in models.items()}
         device = models["target"].device
         costs = measure(models["target"], models.get("draft"), budget_s=_COSTS_S)
+        options = models["target"].options
     found = survey(target, options, announce=say, should_stop=should_stop)
     if found is None:
         return None
@@ -120,6 +122,10 @@ def predict(costs: Costs) -> list[Prediction]:
         gain = theory.improvement_factor(theory.tau(alpha, gamma), gamma, c=c, v=v[gamma])
         predictions.append(Prediction(alpha, gamma, gain))
     return predictions
+
+
+def _open(role: Role, files: Sequence[Path], options: LoadOptions) -> LlamaModel:
+    return fit(role, files, options, lambda options: LlamaModel(files, options))
 
 
 def _mismatch(target: Sequence[Path], draft: Sequence[Path]) -> str | None:

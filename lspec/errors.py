@@ -5,6 +5,7 @@ LspecError
 ├── CatalogueError          an unknown pair, or a catalogue file that cannot be read
 ├── DownloadError           a model file that could not be fetched or verified
 ├── ModelLoadError          a file that llama.cpp cannot load
+│   └── GpuMemoryError      a GPU without room for a model
 ├── IncompatiblePairError   target and draft have different vocabularies
 ├── RollbackError           a model whose cache cannot be cut back to a prefix
 ├── ContextOverflowError    a prompt that does not fit into the window (also a ValueError)
@@ -36,6 +37,10 @@ class DownloadError(LspecError):
 
 class ModelLoadError(LspecError):
     """A file that llama.cpp cannot load."""
+
+
+class GpuMemoryError(ModelLoadError):
+    """A GPU has no room for a model or its cache."""
 
 
 class IncompatiblePairError(LspecError):

@@ -176,6 +176,18 @@ def cache_folder() -> Path:
     return Path(constants.HF_HUB_CACHE)
 
 
+def is_offline() -> bool:
+    """Return whether HF_HUB_OFFLINE forbids asking the hub."""
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def has_token() -> bool:
+    """Return whether the hub would be asked with an access token."""
+    from huggingface_hub import get_token
+
+    return get_token() is not None
+
+
 def _fetch(remote: RemoteFile, partial: Path, progress: Callable[[int], None] | None) -> str:
     """Bring `partial` to its full size and return its SHA-256."""
     from huggingface_hub import hf_hub_url

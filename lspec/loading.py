@@ -13,6 +13,7 @@ from lspec.engine import Engine
 from lspec.errors import CatalogueError, RequestError
 from lspec.llama import KvType, LlamaModel, LoadOptions
 from lspec.model import rolls_back
+from lspec.placement import fit, placement
 from lspec.player import DrafterName
 from lspec.probe import require_loadable
 from lspec.request import check_gamma, check_rule
@@ -36,6 +37,10 @@ def load(
     n_ctx: int = DEFAULT_N_CTX,
     draft_n_ctx: int | None = None,
     n_gpu_layers: int = -1,
+    draft_n_gpu_layers: int | None = None,
+    main_gpu: int | None = None,
+    tensor_split: Sequence[float] = (),
+    flash_attn: str = "auto",
     n_threads: int | None = None,
     gamma: int | str = "auto",
     drafter: str = "auto",
@@ -66,6 +71,11 @@ def load(
     `chat_template` is the source of a template instead of the model's own; `template_args` are its
     variables, as in `{"enable_thinking": False}`.
 
+    `draft_n_gpu_layers` is the draft's own number of layers (None: the same). Of several GPUs all
+    are used by their free memory, or in the shares of `tensor_split`, or `main_gpu` alone, a number
+    from 0 on. A GPU without room gets fewer layers, and a notice says so. `flash_attn` is "auto",
+    "on" or "off".
+
     Raises RequestError, CatalogueError, ModelLoadError, IncompatiblePairError.
     """
     gamma = check_gamma(gamma)
@@ -85,14 +95,28 @@ def load(
         n_gpu_layers=n_gpu_layers,
         n_threads=n_threads,
         kv_type=chosen_kv or "f16",
+        **placement(
+            main_gpu=main_gpu,
+            tensor_split=tensor_split,
+            flash_attn=flash_attn,
+            kv_type=kv_type,
+            layers=(n_gpu_layers, draft_n_gpu_layers),
+        ),
     )
-    draft_options = replace(options, n_ctx=draft_n_ctx or n_ctx)
-    widths = None
-    if exact:
+    draft_options = replace(
+        options,
+        n_ctx=draft_n_ctx or n_ctx,
+        n_gpu_layers=n_gpu_layers if draft_n_gpu_layers is None else draft_n_gpu_layers,
+    )
+
+    def open_target(options: LoadOptions) -> tuple[LlamaModel, tuple[int, ...] | None]:
+        if not exact:
+            return LlamaModel(target_files, options), None
         choice = choose(target_files, options, chosen_kv, should_stop=should_stop)
-        widths = choice.widths
-        options = replace(options, kv_type=choice.kv_type, spare=max(widths))
-    target_model = LlamaModel(target_files, options)
+        options = replace(options, kv_type=choice.kv_type, spare=max(choice.widths))
+        return LlamaModel(target_files, options), choice.widths
+
+    target_model, widths = fit("target", target_files, options, open_target)
     draft_model = None
     if target_model.n_ctx < n_ctx:
         log.warning("the window is %d tokens: the model was trained on no more", target_model.n_ctx)
@@ -100,7 +124,12 @@ def load(
         if kind != "none" and not _goes_back(target_model, "target"):
             kind = "none"
         if draft_files and kind in ("auto", "model"):
-            draft_model = LlamaModel(draft_files, draft_options)
+            draft_model = fit(
+                "draft",
+                draft_files,
+                draft_options,
+                lambda options: LlamaModel(draft_files, options),
+            )
             require_match(target_model.vocab.vocabulary, draft_model.vocab.vocabulary)
             if not _goes_back(draft_model, "draft"):
                 draft_model = draft_model.close()

@@ -32,3 +32,20 @@ def _quota() -> int:
         return max(1, int(quota) // int(period))
     except (OSError, ValueError):  # no such file, or "max"
         return os.cpu_count() or 1
+
+
+def total_memory() -> int | None:
+    """Return the bytes of memory that the machine has; None where the system does not tell."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not on Windows
+        return None
+
+
+def free_memory() -> int | None:
+    """Return the bytes that programs may still take; None where the system does not tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("MemAvail")) * 1024
+    except (OSError, ValueError, StopIteration):
+        return None

@@ -30,6 +30,14 @@ def user_catalogue_path() -> Path:
     return config_dir() / "models.toml"
 
 
+def shown(path: Path) -> str:
+    """Return a path for people and shells: the home folder is `~`."""
+    try:
+        return f"~/{path.relative_to(Path.home()).as_posix()}"
+    except (ValueError, RuntimeError):  # it is elsewhere; nobody's home is known
+        return str(path)
+
+
 def _base(variable: str, *, linux: str, mac: str, windows: str) -> Path:
     chosen = os.environ.get(variable, "")
     # The XDG rules say that a relative path is to be ignored.

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from lspec import prompts, theory, widths
 from lspec.costs import Seconds, measure
-from lspec.errors import ModelLoadError, RollbackError
+from lspec.errors import GpuMemoryError, ModelLoadError, RollbackError
 from lspec.llama import KvType, LlamaModel, LoadOptions, build
 from lspec.machine import usable_cores
 from lspec.paths import cache_dir
@@ -159,7 +159,7 @@ def _examine(
     try:
         model = LlamaModel(files, options)
     except ModelLoadError as error:
-        if options.kv_type == KV_TYPES[0]:
+        if options.kv_type == KV_TYPES[0] or isinstance(error, GpuMemoryError):
             raise
         return Findings(options.kv_type, None, problem=str(error))
     try:
@@ -198,7 +198,7 @@ def _path(files: Sequence[Path], options: LoadOptions) -> Path:
     """Return where findings are kept: the name stands for all that they depend on."""
     threads = options.n_threads or usable_cores()
     identity = (
-        (build(), threads, options.n_gpu_layers, options.kv_type),
+        (build(), threads, options.placement, options.kv_type),
         (WIDTHS, ROWS, CONTEXTS),
         [(str(path.resolve()), _state(path)) for path in files],
     )

@@ -16,6 +16,15 @@ from lspec import catalogue, store
 from lspec.catalogue import Pair
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a GPU where none can be used."""
+    if item.get_closest_marker("gpu"):
+        from lspec.llama import can_offload
+
+        if not can_offload():
+            pytest.skip("no GPU that llama-cpp-python can use")
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the tiny models."""

@@ -21,6 +21,7 @@ from lspec.cli import check as command
 from lspec.cli.check import ranges
 from lspec.errors import LspecError, RequestError
 from lspec.llama import LlamaModel, LoadOptions
+from lspec.offload import Offload
 from lspec.selfcheck import Choice, Findings, best
 from lspec.widths import CONTEXTS, WIDTHS, Widths
 
@@ -203,7 +204,12 @@ def say(
 def test_report_for_people(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert say(REPORT, capsys, monkeypatch) == SAID
+    monkeypatch.setattr(command, "survey", lambda: Offload("0.3.36", ("CPU",), (), ()))
+    build = (
+        "llama-cpp-python 0.3.36 is built for the CPU alone.\n"
+        "It uses no GPU, and none was found on this machine.\n"
+    )
+    assert say(REPORT, capsys, monkeypatch) == f"{SAID}\n{build}"
 
 
 def test_other_outcomes_of_exact_mode(
@@ -230,7 +236,8 @@ def test_json_is_one_object_with_the_same_facts(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = json.loads(say(REPORT, capsys, monkeypatch, "--json"))
-    assert list(result) == ["target", "draft", "mismatch", "measured"]
+    assert list(result) == ["target", "draft", "mismatch", "build", "measured"]
+    assert "CPU" in result["build"]["backends"]
     assert result["target"]["files"] == ["/models/big.gguf"]
     measured = result["measured"]
     assert set(measured["verify_cost"]) == {"1", "2", "4", "8"}

@@ -19,13 +19,14 @@ LAYERS = """
 errors
 params distribution truncation sampling round verify model exact widths logprobs costs estimates
 theory controller adaptive lookup drafters decoder stats comparison verdict text thinking compat
-gguf memory machine
+gguf memory machine devices
 paths locks integrity template prompts history turn
 llama grammar chats
+placement offload
 catalogue user_catalogue hub_errors hub index store pull
 trial probe
 measured selfcheck request player aio engine loading
-bench check dropin
+bench check dropin doctor
 server cli __main__ llm_plugin
 """
 ORDER = LAYERS.split()

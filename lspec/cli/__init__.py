@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import click
 
 import lspec
 from lspec.cli.output import run_reporting_errors
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 COMMANDS = {
     "chat": ("lspec.cli.chat", "Chat with a pair in the terminal."),
@@ -19,6 +23,8 @@ COMMANDS = {
     "rm": ("lspec.cli.models", "Remove a pulled pair from the disk."),
     "check": ("lspec.cli.check", "Tell what a pair can do on this machine."),
     "bench": ("lspec.cli.bench", "Measure whether a pair pays on this machine."),
+    "doctor": ("lspec.cli.doctor", "Tell what a bug report needs to say."),
+    "completion": ("lspec.cli.completion", "Print the completion script of a shell."),
 }
 
 
@@ -42,10 +48,25 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return what a shell may complete, without importing any command."""
+        if incomplete.startswith("-"):
+            return click.Command.shell_complete(self, ctx, incomplete)
+        from click.shell_completion import CompletionItem
+
+        known = COMMANDS.items()
+        return [
+            CompletionItem(name, help=text)
+            for name, (_, text) in known
+            if name.startswith(incomplete)
+        ]
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command of `args`; an unknown one is an error that names a close match."""
+        if args and args[0] not in COMMANDS and ctx.resilient_parsing:  # a shell completes
+            return None, None, args
         if args and args[0] not in COMMANDS:
             from difflib import get_close_matches
 
@@ -55,14 +76,23 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(lspec.__version__, "-V", "--version", package_name="lspec")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Run a large local model faster: a small one drafts, the large one verifies.
 
     The text has exactly the distribution of the large model alone.
     Start with: lspec chat
     """
+    if ctx.invoked_subcommand is None:
+        from lspec.cli.first_steps import show
+
+        show()
 
 
 def main() -> None:

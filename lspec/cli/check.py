@@ -13,6 +13,7 @@ import click
 
 from lspec.check import Facts, Measured, Report
 from lspec.check import check as examine
+from lspec.cli import offload
 from lspec.cli.answer import stop_on_interrupt
 from lspec.cli.models import as_json, pull_missing
 from lspec.cli.options import FILE_OPTIONS, add, split
@@ -20,6 +21,7 @@ from lspec.cli.output import EXIT_FAILED, note
 from lspec.cli.pulling import size_text
 from lspec.costs import Costs
 from lspec.loading import DEFAULT_N_CTX, locate
+from lspec.offload import survey
 from lspec.selfcheck import Choice, Findings
 from lspec.widths import Widths
 
@@ -33,8 +35,8 @@ def check(*, as_json: bool, **_: Any) -> int:
     """Tell what a pair can do on this machine.
 
     Do the two match, can they take back drafted tokens, what do passes cost and what should that
-    gain, which pass widths agree bit for bit (see --exact), how much memory does it take. The
-    first time this takes up to two minutes; `lspec bench` measures the gain itself.
+    gain, which pass widths agree bit for bit (see --exact), how much memory does it take, is a
+    GPU in use. The first time this takes up to two minutes; `lspec bench` measures the gain itself.
     """
     models, _options = split()
     if "target" not in models.load and "draft" not in models.load:
@@ -47,14 +49,14 @@ def check(*, as_json: bool, **_: Any) -> int:
     if as_json:
         click.echo(json.dumps(_object(report), ensure_ascii=False, indent=2))
     else:
-        click.echo("\n".join(_lines(report)))
+        click.echo("\n".join((*_lines(report), "", *offload.lines(survey()))))
     return EXIT_FAILED if report.mismatch else 0
 
 
 def _object(report: Report) -> dict[str, Any]:
     """Return what --json prints; what was not measured is null."""
     result = asdict(report)
-    measured = result.pop("measured")
+    measured, result["build"] = result.pop("measured"), _build()
     if report.measured is None:
         return {**result, "measured": None}
     costs = report.measured.costs
@@ -62,6 +64,11 @@ def _object(report: Report) -> dict[str, Any]:
     measured["verify_cost"] = {str(gamma): costs.verify_cost(gamma) for gamma in GAMMAS}
     measured["plain_tokens_per_s"] = 1 / costs.target[0]
     return {**result, "measured": measured}
+
+
+def _build() -> dict[str, Any]:
+    found = survey()
+    return {**asdict(found), "commands": found.commands}
 
 
 def _lines(report: Report) -> Iterator[str]:

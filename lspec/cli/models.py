@@ -10,6 +10,7 @@ import click
 
 from lspec import catalogue, store, user_catalogue
 from lspec.catalogue import Model, Pair
+from lspec.cli.completion import pair_names
 from lspec.cli.output import note, style
 from lspec.cli.pulling import pull_visibly, require_matching_vocabularies, size_text
 
@@ -20,7 +21,7 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON inste
 
 
 @click.command()
-@click.argument("pair", required=False)
+@click.argument("pair", required=False, shell_complete=pair_names)
 @click.option("--target", metavar="REPO:FILE", help="A target on the hub that is in no catalogue.")
 @click.option("--draft", metavar="REPO:FILE", help="The draft for it.")
 @click.option("--name", metavar="NAME", help="The name for the two in your own catalogue.")
@@ -97,7 +98,7 @@ def ls(*, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("pair", required=False)
+@click.argument("pair", required=False, shell_complete=pair_names)
 @as_json
 def show(pair: str | None, *, as_json: bool) -> None:
     """Show a pair: its files, sizes, hashes and licences.
@@ -124,7 +125,7 @@ def show(pair: str | None, *, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("pair")
+@click.argument("pair", shell_complete=pair_names)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 def rm(pair: str, *, yes: bool) -> None:
     """Remove a pulled pair from the disk.

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from lspec.cli.completion import pair_names
 from lspec.params import SamplingParams
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -71,6 +72,23 @@ class TemplateArg(click.ParamType[tuple[str, Any]]):
             return key, text
 
 
+class Shares(click.ParamType[tuple[float, ...]]):
+    """Numbers, separated by commas."""
+
+    name = "N,N"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, ...]:
+        """Return the numbers."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(map(float, value.split(",")))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of numbers, such as 3,1.", param, ctx)
+
+
 def _option(*names: str, **kwargs: Any) -> Callable[[Command], Command]:
     """Make an option whose environment variable is LSPEC_ and its long name."""
     long = next(name for name in names if name.startswith("--")).split("/")[0]
@@ -79,9 +97,21 @@ def _option(*names: str, **kwargs: Any) -> Callable[[Command], Command]:
 
 
 FILE_OPTIONS = (
-    click.argument("pair", required=False, envvar="LSPEC_PAIR"),
+    click.argument("pair", required=False, envvar="LSPEC_PAIR", shell_complete=pair_names),
     _option("--target", type=FILE, help="A GGUF file as the target, instead of PAIR."),
     _option("--draft", type=FILE, help="A GGUF file as its draft."),
+)
+
+GPU_OPTIONS = (
+    _option("--gpu-layers", type=int, help="Layers of each model on the GPU (default: all)."),
+    _option("--draft-gpu-layers", type=int, help="The draft's own (default: --gpu-layers)."),
+    _option("--main-gpu", type=click.IntRange(0), help="Use this GPU alone; 0 is the first."),
+    _option("--tensor-split", type=Shares(), help="Divide the layers over GPUs, such as 3,1."),
+    _option(
+        "--flash-attn",
+        type=click.Choice(["auto", "on", "off"]),
+        help="Flash attention (default auto: where the device has it).",
+    ),
 )
 
 ENGINE_OPTIONS = (
@@ -109,7 +139,7 @@ ENGINE_OPTIONS = (
     ),
     _option("--ctx", type=click.IntRange(1), help="Window in tokens (default 4096)."),
     _option("--threads", type=click.IntRange(1, 512), help="CPU threads (default: all cores)."),
-    _option("--gpu-layers", type=int, help="Layers of each model on the GPU (default: all)."),
+    *GPU_OPTIONS,
     _option("--chat-template", type=FILE, help="A Jinja2 file to use instead of the model's own."),
     _option(
         "--template-arg",
@@ -205,10 +235,16 @@ def split() -> tuple[ModelChoice, dict[str, Any]]:
     """Take the command's parameters apart: how to load, how to sample; only what was given."""
     ctx = click.get_current_context()
     given = {k: v for k, v in ctx.params.items() if v is not None}
-    renamed = {"ctx": "n_ctx", "threads": "n_threads", "gpu_layers": "n_gpu_layers"}
+    renamed = {
+        "ctx": "n_ctx",
+        "threads": "n_threads",
+        "gpu_layers": "n_gpu_layers",
+        "draft_gpu_layers": "draft_n_gpu_layers",
+    }
     files = ("target", "draft")
-    engine = ("gamma", "drafter", "exact", "rule", "kv_type", "ctx", "threads", "gpu_layers")
-    load = {renamed.get(k, k): given[k] for k in (*files, *engine) if k in given}
+    engine = ("gamma", "drafter", "exact", "rule", "kv_type", "ctx", "threads")
+    gpu = ("gpu_layers", "draft_gpu_layers", "main_gpu", "tensor_split", "flash_attn")
+    load = {renamed.get(k, k): given[k] for k in (*files, *engine, *gpu) if k in given}
     if "chat_template" in given:
         load["chat_template"] = _read(given["chat_template"])
     if given.get("template_arg"):

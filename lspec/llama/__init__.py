@@ -1,20 +1,34 @@
 """Models, contexts and vocabularies of llama.cpp; the only part that imports llama_cpp."""
 
 from lspec.llama.chat import chat_format, chat_renderer, variables_of
+from lspec.llama.ggml import Device, backends, gpus
 from lspec.llama.model import LlamaModel
-from lspec.llama.native import VERSION, KvType, LoadOptions, build, can_offload
+from lspec.llama.native import (
+    VERSION,
+    FlashAttention,
+    KvType,
+    LoadOptions,
+    build,
+    can_offload,
+    features,
+)
 from lspec.llama.vocab import Vocab, read_vocabulary
 
 __all__ = [
     "VERSION",
+    "Device",
+    "FlashAttention",
     "KvType",
     "LlamaModel",
     "LoadOptions",
     "Vocab",
+    "backends",
     "build",
     "can_offload",
     "chat_format",
     "chat_renderer",
+    "features",
+    "gpus",
     "read_vocabulary",
     "variables_of",
 ]

@@ -10,33 +10,39 @@ from pathlib import Path
 import llama_cpp as lib
 import numpy as np
 
-from lspec.errors import DecodeError, RollbackError
+from lspec.errors import DecodeError, GpuMemoryError, RollbackError
 from lspec.llama import native
-from lspec.llama.native import VERSION, LoadOptions, can_offload
+from lspec.llama.native import VERSION, LoadOptions
 from lspec.llama.vocab import Vocab
 from lspec.model import FloatRows
 
 # Prompt tokens per pass. On a CPU 64 are as fast as 512, and Ctrl-C is heard within a second.
 _CHUNK_CPU, _CHUNK_GPU = 64, 512
+# Bytes of a GPU that must stay free: a backend that is refused some in a pass ends the process.
+_SPARE_BYTES = 200_000_000
 
 
 class LlamaModel:
     """A loaded model with one context; a LanguageModel (see lspec.model)."""
 
     def __init__(self, paths: Sequence[Path], options: LoadOptions) -> None:
-        """Load the file, or the parts of a split one in order. Raises ModelLoadError."""
-        # A build with GPU support reports it where it finds a GPU.
-        self._on_gpu = can_offload() and options.n_gpu_layers != 0
+        """Load the file, or the parts of a split one in order.
+
+        Raises ModelLoadError, and GpuMemoryError where less on the GPU may go well.
+        """
+        self._on_gpu = options.on_gpu
         self.n_batch = _CHUNK_GPU if self._on_gpu else _CHUNK_CPU
         self.paths = tuple(paths)
         self.n_past = 0
         self.max_rows = options.max_rows
         self.kv_type = options.kv_type
+        self.options = options
         self._last_width = 0
         model = native.load_model(paths, native.model_params(options))
         context = native.new_context(model, paths[0], options, n_batch=self.n_batch)
         batch = lib.llama_batch_init(self.n_batch, 0, 1)
         self.close = weakref.finalize(self, native.free, context, model, batch)
+        self._require_spare_memory()
 
         self._model, self._context, self._batch = model, context, batch
         self._memory = lib.llama_get_memory(context)
@@ -59,7 +65,12 @@ class LlamaModel:
     def device(self) -> str:
         """Where the model runs, in words."""
         threads = lib.llama_n_threads(self._context)
-        return "on the GPU" if self._on_gpu else f"on the CPU with {threads} threads"
+        if not self._on_gpu:
+            return f"on the CPU with {threads} threads"
+        there, all_layers = self.options.n_gpu_layers, lib.llama_model_n_layer(self._model) + 1
+        if not 0 < there < all_layers:
+            return "on the GPU"
+        return f"with {there} of {all_layers} layers on the GPU"
 
     @property
     def n_ctx_train(self) -> int:
@@ -85,7 +96,16 @@ class LlamaModel:
         """
         states = [(path.resolve(), path.stat()) for path in self.paths]
         files = [(str(path), state.st_size, state.st_mtime_ns) for path, state in states]
-        return (VERSION, self.device, self.kv_type, *files)
+        return (VERSION, self.device, self.options.placement, self.kv_type, *files)
+
+    def _require_spare_memory(self) -> None:
+        left = native.free_gpu_memory(self.options) if self._on_gpu else None
+        if left is not None and left < _SPARE_BYTES:
+            self.close()
+            raise GpuMemoryError(
+                f"{self.paths[0]} leaves only {left / 1e6:.0f} MB of the GPU free",
+                hint="Free some of the GPU, or use fewer --gpu-layers or a smaller --ctx.",
+            )
 
     def metadata(self, key: str) -> str | None:
         """Return a scalar of the file's metadata as text; None where it is missing."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -17,12 +18,15 @@ from typing import Any, Literal
 
 import llama_cpp as lib
 
-from lspec.errors import ModelLoadError
+from lspec.errors import GpuMemoryError, ModelLoadError
 from lspec.gguf import require_gguf
+from lspec.llama.ggml import gpus
 from lspec.machine import usable_cores
 
 _LOG_ERROR = 4
 _LOADING = "llama_model_load: error loading model: "
+# What llama.cpp and its backends say where memory is short.
+_NO_MEMORY = re.compile(r"allocat|out of memory", re.IGNORECASE)
 
 VERSION: str = lib.__version__
 
@@ -42,8 +46,15 @@ lib.llama_backend_init()
 
 
 KvType = Literal["f16", "q8_0", "q4_0"]
+FlashAttention = Literal["auto", "on", "off"]
 _GGML_TYPES = {"f16": lib.GGML_TYPE_F16, "q8_0": lib.GGML_TYPE_Q8_0, "q4_0": lib.GGML_TYPE_Q4_0}
 KV_BYTES = {"f16": 2, "q8_0": 34 / 32, "q4_0": 18 / 32}  # of a number, scales included
+_FLASH_ATTENTION = {
+    "auto": lib.LLAMA_FLASH_ATTN_TYPE_AUTO,
+    "on": lib.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+    "off": lib.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+}
+_NO_GPUS = (ctypes.c_void_p * 1)()  # a list of devices that ends where it begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +63,23 @@ class LoadOptions:
 
     n_ctx: int
     max_rows: int
-    n_gpu_layers: int = -1  # negative: all
+    n_gpu_layers: int = -1  # the output counts as one; negative: all; 0: no GPU is used
     n_threads: int | None = None  # None: the physical cores that this process may use
     kv_type: KvType = "f16"
     spare: int = 0  # cells of the cache beyond the window, for tokens that are thrown away
+    main_gpu: int | None = None  # the only GPU to use; None: all of them
+    tensor_split: tuple[float, ...] = ()  # shares of the GPUs; none: by their free memory
+    flash_attn: FlashAttention = "auto"
+
+    @property
+    def placement(self) -> tuple[object, ...]:
+        """Where and how the model is computed, as far as costs and logits depend on it."""
+        return self.n_gpu_layers, self.main_gpu, self.tensor_split, self.flash_attn
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a GPU computes any of it."""
+        return self.n_gpu_layers != 0 and can_offload()
 
 
 def can_offload() -> bool:
@@ -65,14 +89,38 @@ def can_offload() -> bool:
 
 def build() -> str:
     """Return what llama.cpp says of itself and of the machine: version, devices, instructions."""
-    features = lib.llama_print_system_info().decode("utf-8", errors="replace")
-    return f"{VERSION}, offload {can_offload()}, {features}"
+    names = [gpu.description for gpu in gpus()] if can_offload() else []
+    return f"{VERSION}, offload {can_offload()}, {features()}{', '.join(names)}"
+
+
+def features() -> str:
+    """Return what the backends say of their build: instructions, architectures."""
+    text: bytes = lib.llama_print_system_info()
+    return text.decode("utf-8", errors="replace")
+
+
+def free_gpu_memory(options: LoadOptions) -> int | None:
+    """Return the free bytes of the fullest GPU that `options` use; None where none is told."""
+    used = gpus()
+    if options.main_gpu is not None:
+        used = used[options.main_gpu : options.main_gpu + 1]
+    elif options.tensor_split:
+        shares = zip(used, options.tensor_split, strict=False)
+        used = tuple(gpu for gpu, share in shares if share)
+    return min((gpu.memory_free for gpu in used if gpu.memory_total), default=None)
 
 
 def model_params(options: LoadOptions) -> Any:
     """Return llama_model_params for `options`."""
     params = lib.llama_model_default_params()
     params.n_gpu_layers = options.n_gpu_layers
+    if options.n_gpu_layers == 0:
+        params.devices = ctypes.addressof(_NO_GPUS)
+    elif options.main_gpu is not None:
+        params.split_mode, params.main_gpu = lib.LLAMA_SPLIT_MODE_NONE, options.main_gpu
+    elif options.tensor_split:
+        shares = (ctypes.c_float * lib.llama_max_devices())(*options.tensor_split)
+        params.tensor_split = shares
     # Repacked weights cost memory and loading time, and make logits depend on a pass's width.
     params.use_extra_bufts = False
     return params
@@ -83,6 +131,7 @@ def open_header(path: Path) -> Iterator[Any]:
     """Load only metadata and vocabulary of a file. Raises ModelLoadError."""
     params = lib.llama_model_default_params()
     params.vocab_only = True
+    params.devices = ctypes.addressof(_NO_GPUS)
     model = load_model([path], params)
     try:
         yield model
@@ -119,7 +168,7 @@ def load_model(paths: Sequence[Path], params: Any) -> Any:
         names = (ctypes.c_char_p * len(paths))(*map(os.fsencode, paths))
         model = lib.llama_model_load_from_splits(names, len(paths), params)
     if not model:
-        raise ModelLoadError(
+        raise _failure(on_gpu=params.n_gpu_layers != 0)(
             f"llama.cpp cannot load {paths[0]}{why()}",
             hint="The file may be damaged: `lspec pull` checks and replaces the files of a pair.",
         )
@@ -133,6 +182,7 @@ def new_context(model: Any, path: Path, options: LoadOptions, *, n_batch: int) -
     window = min(options.n_ctx, lib.llama_model_n_ctx_train(model))
     params.n_ctx = max(256, window + options.spare)
     params.type_k = params.type_v = _GGML_TYPES[options.kv_type]
+    params.flash_attn_type = _FLASH_ATTENTION[options.flash_attn]
     params.n_batch = params.n_ubatch = n_batch
     params.n_outputs_max = options.max_rows
     # Where the state is recurrent, keep it for as many tokens as a round may have to take back.
@@ -142,7 +192,7 @@ def new_context(model: Any, path: Path, options: LoadOptions, *, n_batch: int) -
     context = lib.llama_init_from_model(model, params)
     if not context:
         lib.llama_model_free(model)
-        raise ModelLoadError(
+        raise _failure(on_gpu=options.n_gpu_layers != 0)(
             f"no context of {options.n_ctx} tokens for {path}{why()}",
             hint="A smaller --ctx needs less memory.",
         )
@@ -154,6 +204,13 @@ def free(context: Any, model: Any, batch: Any) -> None:
     lib.llama_batch_free(batch)
     lib.llama_free(context)
     lib.llama_model_free(model)
+
+
+def _failure(*, on_gpu: bool) -> type[ModelLoadError]:
+    """Return the class of the error for what llama.cpp has just refused."""
+    complaints = (line for level, line in _log if level == _LOG_ERROR)
+    full = on_gpu and can_offload() and any(map(_NO_MEMORY.search, complaints))
+    return GpuMemoryError if full else ModelLoadError
 
 
 def why() -> str:
