@@ -158,6 +158,17 @@ def test_a_long_text_overflows_with_both_numbers(tmp_path: Path, pre: str) -> No
                 engine.chat([{"role": "user", "content": text}])
 
 
+def test_a_long_text_that_a_format_demands_is_tokenized_too(tmp_path: Path) -> None:
+    path = tiny.write_chat_model(tmp_path / "tekken.gguf", pre="tekken")
+    schema = {"const": "a" * 60_000}
+    with lspec.load(target=path, drafter="ngram", gamma=4, n_ctx=512) as engine:
+        done = engine.generate(
+            "x", response_format={"type": "json_schema", "json_schema": {"schema": schema}}
+        )
+    assert done.text.startswith('"aaa')
+    assert done.finish_reason == "length"
+
+
 @pytest.mark.parametrize("name", ["engine", "spm"])
 def test_a_million_spaces(request: pytest.FixtureRequest, name: str) -> None:
     with pytest.raises(ContextOverflowError, match=r"has \d{7} tokens and the window 4096"):

@@ -17,6 +17,12 @@ from lspec.llama.portions import portions
 from lspec.thinking import MARKERS
 
 _KINDS = {0: "none", 1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLaMo-2"}
+_LIKE_LLAMA_TOKENIZE = ctypes.CFUNCTYPE(
+    ctypes.c_int32,
+    *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32),  # vocabulary, text and its length
+    *(ctypes.c_void_p, ctypes.c_int32),  # where the ids go, and for how many there is room
+    *(ctypes.c_bool, ctypes.c_bool),
+)
 # Bits of llama_token_attr.
 _UNKNOWN, _UNUSED, _CONTROL, _USER_DEFINED = 1 << 0, 1 << 1, 1 << 3, 1 << 4
 
@@ -93,12 +99,27 @@ class Vocab:
 
     @property
     def c_tokenizer(self) -> tuple[int, int]:
-        """The addresses of the vocabulary and of llama_tokenize, for a library that calls it.
+        """The addresses of the vocabulary and of its tokenizer, for a library that calls it.
 
+        The function has the arguments of llama_tokenize and takes any text that `tokenize` takes.
         They are worth nothing once the model is closed; `require_open` tells.
         """
-        function = ctypes.cast(lib.llama_cpp._lib.llama_tokenize, ctypes.c_void_p)
+        function = ctypes.cast(self._c_function, ctypes.c_void_p)
         return int(self._vocab), int(function.value or 0)
+
+    @cached_property
+    def _c_function(self) -> Any:
+        def tokenize(
+            _: int, text: int, length: int, found: int, room: int, bos: bool, special: bool
+        ) -> int:
+            ids = self.tokenize(ctypes.string_at(text, length), bos=bos, special=special)
+            if len(ids) > room:
+                return -len(ids)
+            array = (lib.llama_token * len(ids))(*ids)
+            ctypes.memmove(found, array, ctypes.sizeof(array))
+            return len(ids)
+
+        return _LIKE_LLAMA_TOKENIZE(tokenize)
 
     def require_open(self) -> None:
         """Raise RequestError once the model is closed."""
