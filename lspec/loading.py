@@ -13,6 +13,7 @@ from lspec.engine import DrafterName, Engine
 from lspec.errors import CatalogueError, RequestError
 from lspec.llama import KvType, LlamaModel, LoadOptions
 from lspec.model import rolls_back
+from lspec.planning import DEFAULT_N_CTX, Planner
 from lspec.probe import require_loadable
 from lspec.request import check_gamma, check_rule
 from lspec.round import MAX_GAMMA
@@ -23,7 +24,6 @@ log = logging.getLogger("lspec")
 
 DEFAULT_RULE = "rejection"
 MAX_THREADS = 512  # llama.cpp's own limit
-DEFAULT_N_CTX = 4096
 
 
 def load(
@@ -31,7 +31,7 @@ def load(
     *,
     target: str | Path | None = None,
     draft: str | Path | None = None,
-    n_ctx: int = DEFAULT_N_CTX,
+    n_ctx: int | str = DEFAULT_N_CTX,
     draft_n_ctx: int | None = None,
     n_gpu_layers: int = -1,
     n_threads: int | None = None,
@@ -41,11 +41,13 @@ def load(
     rule: str = DEFAULT_RULE,
     kv_type: str | None = None,
     chat_template: str | None = None,
+    force: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Engine:
     """Load a pulled pair of the catalogue (None: its default), or a target and a draft file.
 
-    `n_ctx` is the window in tokens, `draft_n_ctx` the draft's own (None: the same). `n_gpu_layers`
+    `n_ctx` is the window in tokens, "auto" for the largest that fits into memory; `draft_n_ctx` is
+    the draft's own (None: the same). `force` loads also what does not fit. `n_gpu_layers`
     -1 offloads every layer of both models where the installed llama-cpp-python can. `n_threads`
     None means the physical cores that this process may use. `gamma` is the number of drafted
     tokens per round: "auto" drafts as far as it pays (passes are timed once, for up to 1.5 s, and
@@ -63,7 +65,8 @@ def load(
     Raises RequestError, CatalogueError, ModelLoadError, IncompatiblePairError.
     """
     gamma = check_gamma(gamma)
-    _check_sizes(n_ctx=n_ctx, draft_n_ctx=draft_n_ctx, n_threads=n_threads)
+    window = DEFAULT_N_CTX if n_ctx == "auto" else _window(n_ctx)
+    _check_sizes(n_ctx=window, draft_n_ctx=draft_n_ctx, n_threads=n_threads)
     kind = _drafter_name("none" if gamma == 0 else drafter)
     chosen_rule, chosen_kv = _rule(rule, exact=exact), _kv_type(kv_type)
     target_files, draft_files = locate(pair, target, draft)
@@ -71,23 +74,35 @@ def load(
         raise RequestError("drafter 'model' needs a draft model", hint="Name one with --draft.")
     if kind == "auto" and not draft_files:
         log.warning("no draft model: drafting by lookup in the text alone")
-    require_loadable(target_files, draft_files if kind in ("auto", "model") else ())
+    draft_files = draft_files if kind in ("auto", "model") else ()
     options = LoadOptions(
-        n_ctx,
+        window,
         MAX_GAMMA + 1,
         n_gpu_layers=n_gpu_layers,
         n_threads=n_threads,
-        kv_type=chosen_kv or "f16",
+        # Exact mode has a choice of its own: until then, the one that takes less.
+        kv_type=chosen_kv or ("q8_0" if exact else "f16"),
     )
-    draft_options = replace(options, n_ctx=draft_n_ctx or n_ctx)
+    draft_options = replace(options, n_ctx=draft_n_ctx or window, kv_type=chosen_kv or "f16")
+    planner = Planner(
+        target_files,
+        draft_files,
+        auto=n_ctx == "auto",
+        shares_window=draft_n_ctx is None,
+        force=force,
+    )
+    wanted, wanted_draft = options, draft_options
+    options, draft_options = planner.settle(wanted, wanted_draft)
+    require_loadable(target_files, draft_files)
     widths = None
     if exact:
         choice = choose(target_files, options, chosen_kv, should_stop=should_stop)
         widths = choice.widths
-        options = replace(options, kv_type=choice.kv_type, spare=max(widths))
+        wanted = replace(wanted, kv_type=choice.kv_type, spare=max(widths))
+        options, draft_options = planner.settle(wanted, wanted_draft)
     target_model = LlamaModel(target_files, options)
     draft_model = None
-    if target_model.n_ctx < n_ctx:
+    if target_model.n_ctx < options.n_ctx:
         log.warning("the window is %d tokens: the model was trained on no more", target_model.n_ctx)
     try:
         if kind != "none" and not _goes_back(target_model, "target"):
@@ -180,6 +195,12 @@ def _kv_type(name: str | None) -> KvType | None:
         if name == known:
             return cast(KvType | None, known)
     raise RequestError(f"kv_type must be f16, q8_0 or q4_0, not {name!r}")
+
+
+def _window(n_ctx: int | str) -> int:
+    if isinstance(n_ctx, str):
+        raise RequestError(f"n_ctx must be a number or 'auto', not {n_ctx!r}")
+    return n_ctx
 
 
 def _check_sizes(**sizes: int | None) -> None:

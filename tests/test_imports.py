@@ -19,11 +19,11 @@ LAYERS = """
 errors
 params distribution truncation sampling round verify model exact widths logprobs costs estimates
 theory controller adaptive lookup drafters decoder stats comparison verdict text compat gguf memory
-machine
+fitting machine ranges
 paths locks integrity template prompts
 llama grammar
 catalogue user_catalogue hub_errors hub index store pull
-trial probe
+trial probe planning
 measured selfcheck request aio engine loading
 bench check dropin
 server cli __main__ llm_plugin

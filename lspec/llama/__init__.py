@@ -1,7 +1,8 @@
 """Models, contexts and vocabularies of llama.cpp; the only part that imports llama_cpp."""
 
 from lspec.llama.chat import chat_format, chat_renderer
-from lspec.llama.model import LlamaModel
+from lspec.llama.ggml import gpus
+from lspec.llama.model import LlamaModel, prompt_chunk
 from lspec.llama.native import VERSION, KvType, LoadOptions, build, can_offload
 from lspec.llama.vocab import Vocab, read_vocabulary
 
@@ -15,5 +16,7 @@ __all__ = [
     "can_offload",
     "chat_format",
     "chat_renderer",
+    "gpus",
+    "prompt_chunk",
     "read_vocabulary",
 ]

@@ -20,14 +20,23 @@ from lspec.model import FloatRows
 _CHUNK_CPU, _CHUNK_GPU = 64, 512
 
 
+def prompt_chunk(options: LoadOptions) -> int:
+    """Return how many tokens of a prompt one pass takes."""
+    return _CHUNK_GPU if _uses_gpu(options) else _CHUNK_CPU
+
+
+def _uses_gpu(options: LoadOptions) -> bool:
+    # A build with GPU support reports it where it finds a GPU.
+    return can_offload() and options.n_gpu_layers != 0
+
+
 class LlamaModel:
     """A loaded model with one context; a LanguageModel (see lspec.model)."""
 
     def __init__(self, paths: Sequence[Path], options: LoadOptions) -> None:
         """Load the file, or the parts of a split one in order. Raises ModelLoadError."""
-        # A build with GPU support reports it where it finds a GPU.
-        self._on_gpu = can_offload() and options.n_gpu_layers != 0
-        self.n_batch = _CHUNK_GPU if self._on_gpu else _CHUNK_CPU
+        self._on_gpu = _uses_gpu(options)
+        self.n_batch = prompt_chunk(options)
         self.paths = tuple(paths)
         self.n_past = 0
         self.max_rows = options.max_rows
@@ -65,18 +74,6 @@ class LlamaModel:
     def n_ctx_train(self) -> int:
         """The longest text that the model was trained on."""
         return int(lib.llama_model_n_ctx_train(self._model))
-
-    @property
-    def cache_bytes(self) -> int | None:
-        """Bytes of the cached keys and values, the same in every layer; None where they are not."""
-        if self.is_recurrent or not lib.llama_model_n_head(self._model):
-            return None
-        head = lib.llama_model_n_embd(self._model) // lib.llama_model_n_head(self._model)
-        name = f"{self.metadata('general.architecture')}.attention."
-        lengths = (int(self.metadata(name + key) or head) for key in ("key_length", "value_length"))
-        heads = lib.llama_model_n_layer(self._model) * lib.llama_model_n_head_kv(self._model)
-        numbers = lib.llama_n_ctx(self._context) * heads * sum(lengths)
-        return int(numbers * native.KV_BYTES[self.kv_type])
 
     def identity(self) -> tuple[object, ...]:
         """Return all that costs and logits depend on: files, llama.cpp, device, cache type.

@@ -43,7 +43,6 @@ lib.llama_backend_init()
 
 KvType = Literal["f16", "q8_0", "q4_0"]
 _GGML_TYPES = {"f16": lib.GGML_TYPE_F16, "q8_0": lib.GGML_TYPE_Q8_0, "q4_0": lib.GGML_TYPE_Q4_0}
-KV_BYTES = {"f16": 2, "q8_0": 34 / 32, "q4_0": 18 / 32}  # of a number, scales included
 
 
 @dataclass(frozen=True, slots=True)
