@@ -12,9 +12,11 @@ from lspec import theory
 from lspec.compat import require_match
 from lspec.costs import Costs, measure
 from lspec.errors import IncompatiblePairError
+from lspec.fitting import Outlook
 from lspec.llama import LlamaModel, LoadOptions, read_vocabulary
-from lspec.loading import DEFAULT_N_CTX, can_roll_back
+from lspec.loading import can_roll_back
 from lspec.placement import Role, fit
+from lspec.planning import Planner, default_options
 from lspec.probe import require_loadable
 from lspec.round import MAX_GAMMA
 from lspec.selfcheck import Choice, Findings, best, survey
@@ -25,16 +27,11 @@ _COSTS_S = 4.0  # for timing passes of both models
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A model: bytes of its files and of its cache of DEFAULT_N_CTX tokens; can it go back?
-
-    What loading would show is None where it was not loaded, and `cache_bytes` also where they are
-    not known.
-    """
+    """A model: bytes of its files; can it go back (None: it was not loaded)?"""
 
     files: tuple[str, ...]
     size: int
     rolls_back: bool | None = None
-    cache_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +63,7 @@ class Report:
     draft: Facts | None
     mismatch: str | None  # the first difference of the vocabularies
     measured: Measured | None
+    memory: Outlook  # with the default options
 
 
 def check(
@@ -79,11 +77,14 @@ def check(
 
     `say` is told what takes time. None if `should_stop` ended it. Raises ModelLoadError.
     """
+    options = default_options()
+    planner = Planner(target, draft)
+    memory = planner.outlook(options)
+    planner.settle(options, options)
     require_loadable(target, draft)
-    options = LoadOptions(DEFAULT_N_CTX, MAX_GAMMA + 1)
     mismatch = _mismatch(target, draft) if draft else None
     if mismatch:
-        return Report(_facts(target), _facts(draft), mismatch, None)
+        return Report(_facts(target), _facts(draft), mismatch, None, memory)
     say("timing passes")
     with ExitStack() as stack:
         models = {"target": _open("target", target, options)}
@@ -107,7 +108,7 @@ def check(
         best(found),
         _peak_bytes(),
     )
-    return Report(facts["target"], facts.get("draft"), None, measured)
+    return Report(facts["target"], facts.get("draft"), None, measured, memory)
 
 
 def predict(costs: Costs) -> list[Prediction]:
@@ -140,7 +141,7 @@ def _facts(files: Sequence[Path], model: LlamaModel | None = None, role: str = "
     names, size = tuple(map(str, files)), sum(path.stat().st_size for path in files)
     if model is None:
         return Facts(names, size)
-    return Facts(names, size, can_roll_back(model, role), model.cache_bytes)
+    return Facts(names, size, can_roll_back(model, role))
 
 
 def _peak_bytes() -> int | None:

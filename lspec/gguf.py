@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import BinaryIO
@@ -23,6 +24,7 @@ _NUMBERS = {
     **{10: "<Q", 11: "<q", 12: "<d"},
 }
 _STRING, _ARRAY = 8, 9
+_BLOCK = 1 << 16  # bytes read at once of a vocabulary
 _KEPT_ITEMS = 1024  # of an array; of a vocabulary only the length is kept
 _MOST_TEXT, _MOST_ITEMS = 1 << 26, 1 << 26
 _MOST_ENTRIES, _MOST_TENSORS, _MOST_DIMENSIONS = 100_000, 1_000_000, 4
@@ -87,6 +89,16 @@ class Header:
         if isinstance(value, list):
             value = max((item for item in value if isinstance(item, int)), default=default)
         return value if isinstance(value, int) else default
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of each tensor; where its type is not known here, those up to the next one."""
+        offsets = sorted({tensor.offset for tensor in self.tensors})
+        gaps = {start: end - start for start, end in pairwise(offsets)}
+        return tuple(
+            gaps.get(tensor.offset, 0) if tensor.n_bytes is None else tensor.n_bytes
+            for tensor in self.tensors
+        )
 
     @property
     def data_start(self) -> int:
@@ -189,6 +201,25 @@ def _skip(file: BinaryIO, n: int) -> None:
         _read(file, 1)
 
 
+def _skip_texts(file: BinaryIO, n: int) -> None:
+    """Go on behind `n` texts; in blocks, since a vocabulary has hundreds of thousands."""
+    block, at = b"", 0
+    for _ in range(n):
+        if at + 8 > len(block):
+            file.seek(at - len(block), os.SEEK_CUR)
+            block, at = file.read(_BLOCK), 0
+            if len(block) < 8:
+                raise ValueError("it ends in the middle of its header")
+        length = int.from_bytes(block[at : at + 8], "little")
+        if length > _MOST_TEXT:
+            raise ValueError(f"its header speaks of {length:,} bytes in a text")
+        at += 8 + length
+    if at > len(block):
+        _skip(file, at - len(block))
+    else:
+        file.seek(at - len(block), os.SEEK_CUR)
+
+
 def _integer(file: BinaryIO, form: str) -> int:
     value: int = struct.unpack(form, _read(file, struct.calcsize(form)))[0]
     return value
@@ -220,8 +251,7 @@ def _array(file: BinaryIO) -> tuple[Value, int]:
     """Return an array of numbers if it is short, else None; and its length."""
     kind, n = _integer(file, "<I"), _count(file, _MOST_ITEMS, "items in an array")
     if kind == _STRING:
-        for _ in range(n):
-            _skip(file, _count(file, _MOST_TEXT, "bytes in a text"))
+        _skip_texts(file, n)
         return None, n
     if kind not in _NUMBERS:
         raise ValueError(f"its header holds an array of the unknown type {kind}")

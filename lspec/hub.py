@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 
 from huggingface_hub import constants
 
-from lspec import integrity
+from lspec import integrity, ranges
 from lspec.errors import DownloadError
+from lspec.gguf import Header, parse_header
 from lspec.hub_errors import HubUnreachableError, is_of_client, translate
 
 if TYPE_CHECKING:
@@ -62,6 +63,19 @@ def describe(repo: str, filename: str, *, revision: str | None = None) -> Remote
             hint="A proxy or a login page may sit between this machine and the hub.",
         )
     return RemoteFile(repo, filename, found.commit_hash, found.etag or "", found.size)
+
+
+def read_header(remote: RemoteFile) -> Header:
+    """Read the header of a GGUF file of the hub, and nothing behind it. Raises DownloadError."""
+    from huggingface_hub import hf_hub_url
+
+    url = hf_hub_url(remote.repo, remote.filename, revision=remote.commit)
+    with _explained(remote.repo, remote.filename):
+        file = ranges.buffered(lambda start, end: _fetch_range(url, start, end), remote.size)
+        try:
+            return parse_header(file)
+        except ValueError as error:
+            raise DownloadError(f"{remote.filename} is no GGUF file: {error}.") from None
 
 
 def licence(repo: str) -> str:
@@ -217,6 +231,22 @@ def _fetch(remote: RemoteFile, partial: Path, progress: Callable[[int], None] | 
         return file.finish()
     finally:
         file.close()
+
+
+def _fetch_range(url: str, start: int, end: int) -> bytes:
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
+        build_hf_headers,
+        get_session,
+        hf_raise_for_status,
+    )
+
+    wanted = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
+    headers = build_hf_headers() | wanted
+    with get_session().stream("GET", url, headers=headers, timeout=PROBE_SECONDS) as response:
+        hf_raise_for_status(response)
+        if response.status_code != 206:  # the whole file would follow
+            raise HubUnreachableError("The hub sends no parts of files.")
+        return response.read()
 
 
 @contextmanager

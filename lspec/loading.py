@@ -8,17 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from lspec.compat import require_match
 from lspec.engine import Engine
 from lspec.errors import CatalogueError, RequestError
 from lspec.llama import KvType, LlamaModel, LoadOptions
 from lspec.model import rolls_back
-from lspec.placement import fit, placement
+from lspec.opening import Opening
+from lspec.placement import placement
+from lspec.planning import DEFAULT_N_CTX, Planner
 from lspec.player import DrafterName
-from lspec.probe import require_loadable
 from lspec.request import check_gamma, check_rule
 from lspec.round import MAX_GAMMA
-from lspec.selfcheck import choose
 from lspec.template import check_variables
 from lspec.verify import RuleName
 
@@ -26,7 +25,6 @@ log = logging.getLogger("lspec")
 
 DEFAULT_RULE = "block"
 MAX_THREADS = 512  # llama.cpp's own limit
-DEFAULT_N_CTX = 4096
 
 
 def load(
@@ -34,7 +32,7 @@ def load(
     *,
     target: str | Path | None = None,
     draft: str | Path | None = None,
-    n_ctx: int = DEFAULT_N_CTX,
+    n_ctx: int | str = DEFAULT_N_CTX,
     draft_n_ctx: int | None = None,
     n_gpu_layers: int = -1,
     draft_n_gpu_layers: int | None = None,
@@ -49,11 +47,13 @@ def load(
     kv_type: str | None = None,
     chat_template: str | None = None,
     template_args: Mapping[str, Any] | None = None,
+    force: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Engine:
     """Load a pulled pair of the catalogue (None: its default), or a target and a draft file.
 
-    `n_ctx` is the window in tokens, `draft_n_ctx` the draft's own (None: the same). `n_gpu_layers`
+    `n_ctx` is the window in tokens, "auto" for the largest that fits into memory; `draft_n_ctx` is
+    the draft's own (None: the same). `force` loads also what does not fit. `n_gpu_layers`
     -1 offloads every layer of both models where the installed llama-cpp-python can. `n_threads`
     None means the physical cores that this process may use. `gamma` is the number of drafted
     tokens per round: "auto" drafts as far as it pays (passes are timed once, for up to 1.5 s, and
@@ -80,7 +80,8 @@ def load(
     """
     gamma = check_gamma(gamma)
     check_variables(template_args or {})
-    _check_sizes(n_ctx=n_ctx, draft_n_ctx=draft_n_ctx, n_threads=n_threads)
+    window = DEFAULT_N_CTX if n_ctx == "auto" else _window(n_ctx)
+    _check_sizes(n_ctx=window, draft_n_ctx=draft_n_ctx, n_threads=n_threads)
     kind = _drafter_name("none" if gamma == 0 else drafter)
     chosen_rule, chosen_kv = _rule(rule, exact=exact), _kv_type(kv_type)
     target_files, draft_files = locate(pair, target, draft)
@@ -88,9 +89,9 @@ def load(
         raise RequestError("drafter 'model' needs a draft model", hint="Name one with --draft.")
     if kind == "auto" and not draft_files:
         log.warning("no draft model: drafting by lookup in the text alone")
-    require_loadable(target_files, draft_files if kind in ("auto", "model") else ())
+    draft_files = draft_files if kind in ("auto", "model") else ()
     options = LoadOptions(
-        n_ctx,
+        window,
         MAX_GAMMA + 1,
         n_gpu_layers=n_gpu_layers,
         n_threads=n_threads,
@@ -105,32 +106,30 @@ def load(
     )
     draft_options = replace(
         options,
-        n_ctx=draft_n_ctx or n_ctx,
+        n_ctx=draft_n_ctx or window,
         n_gpu_layers=n_gpu_layers if draft_n_gpu_layers is None else draft_n_gpu_layers,
     )
-
-    def open_target(options: LoadOptions) -> tuple[LlamaModel, tuple[int, ...] | None]:
-        if not exact:
-            return LlamaModel(target_files, options), None
-        choice = choose(target_files, options, chosen_kv, should_stop=should_stop)
-        options = replace(options, kv_type=choice.kv_type, spare=max(choice.widths))
-        return LlamaModel(target_files, options), choice.widths
-
-    target_model, widths = fit("target", target_files, options, open_target)
+    planner = Planner(
+        target_files,
+        draft_files,
+        auto=n_ctx == "auto",
+        shares_window=draft_n_ctx is None,
+        force=force,
+    )
+    opening = Opening(target_files, draft_files, options, draft_options, planner)
+    widths = None
+    if exact:
+        target_model, widths = opening.exact_target(chosen_kv, should_stop)
+    else:
+        target_model = opening.target()
     draft_model = None
-    if target_model.n_ctx < n_ctx:
+    if target_model.n_ctx < target_model.options.n_ctx:
         log.warning("the window is %d tokens: the model was trained on no more", target_model.n_ctx)
     try:
         if kind != "none" and not _goes_back(target_model, "target"):
             kind = "none"
         if draft_files and kind in ("auto", "model"):
-            draft_model = fit(
-                "draft",
-                draft_files,
-                draft_options,
-                lambda options: LlamaModel(draft_files, options),
-            )
-            require_match(target_model.vocab.vocabulary, draft_model.vocab.vocabulary)
+            draft_model = opening.draft(target_model)
             if not _goes_back(draft_model, "draft"):
                 draft_model = draft_model.close()
         engine = Engine(
@@ -219,6 +218,12 @@ def _kv_type(name: str | None) -> KvType | None:
         if name == known:
             return cast(KvType | None, known)
     raise RequestError(f"kv_type must be f16, q8_0 or q4_0, not {name!r}")
+
+
+def _window(n_ctx: int | str) -> int:
+    if isinstance(n_ctx, str):
+        raise RequestError(f"n_ctx must be a number or 'auto', not {n_ctx!r}")
+    return n_ctx
 
 
 def _check_sizes(**sizes: int | None) -> None:

@@ -54,8 +54,8 @@ def require_loadable(*models: Model) -> None:
 
     Where no process can be started only the headers are checked.
     """
-    unknown = [files for files in models if not all(map(_is_known, _parts(files)))]
-    for path in chain.from_iterable(map(_parts, unknown)):
+    unknown = [files for files in models if not all(map(_is_known, parts_of(files)))]
+    for path in chain.from_iterable(map(parts_of, unknown)):
         read_header(path)
     if unknown and not getattr(sys, "frozen", False):  # a frozen program would start itself
         _try(unknown)
@@ -83,7 +83,7 @@ def _try(models: Sequence[Model]) -> None:
 def _run(models: Sequence[Model]) -> tuple[str, str]:
     """Return what a trial of `models` says, and what ended it."""
     paths = [[str(path.absolute()) for path in files] for files in models]
-    size = sum(path.stat().st_size for path in chain.from_iterable(map(_parts, models)))
+    size = sum(path.stat().st_size for path in chain.from_iterable(map(parts_of, models)))
     seconds = _SECONDS + size / _BYTES_PER_S
     environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **ENVIRONMENT}
     with subprocess.Popen(  # noqa: S603  # no shell; the files are not on the command line
@@ -116,7 +116,7 @@ def reason(status: int, log: str) -> str:
     return f"{name} (out of memory?)" if status == -signal.SIGKILL else name
 
 
-def _parts(files: Model) -> list[Path]:
+def parts_of(files: Model) -> list[Path]:
     """Return the files, of a split model also those that llama.cpp finds by itself."""
     found = (path.with_name(name) for path in files for name in split_names(path.name))
     return list(dict.fromkeys([*files, *filter(Path.exists, found)]))
@@ -135,7 +135,7 @@ def _is_known(path: Path) -> bool:
 
 
 def _remember(files: Model) -> None:
-    facts = {_record(path): _facts(path) for path in _parts(files)}
+    facts = {_record(path): _facts(path) for path in parts_of(files)}
     _passed.update(facts.values())
     with suppress(OSError):  # a cache that cannot be written means another trial next time
         for record, text in facts.items():

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from lspec import hub, index, integrity, store
 from lspec.catalogue import Model, ModelFile, Pair, parse_file, split_names
-from lspec.errors import DownloadError
+from lspec.errors import DownloadError, ModelLoadError
+from lspec.gguf import Header, read_header
 from lspec.hub import RemoteFile
 from lspec.hub_errors import HubUnreachableError
 from lspec.locks import locked
@@ -117,6 +118,27 @@ def make_plan(
         for file in model.files:
             downloads[file] = Download(file, file.size or 0, None)
     return Plan(pair, tuple(downloads.values()))
+
+
+def read_headers(plan: Plan) -> tuple[list[Header], list[Header]] | None:
+    """Return the headers of target and draft before anything is fetched.
+
+    None where one cannot be had like that: from the mirror, or where only whole files are sent.
+    """
+    remotes = {download.file: download.remote for download in plan.downloads}
+    try:
+        target, draft = (_headers(model, remotes) for model in plan.pair.models)
+    except (DownloadError, ModelLoadError):
+        return None
+    return (target, draft) if target and draft else None
+
+
+def _headers(model: Model, remotes: Mapping[ModelFile, RemoteFile | None]) -> list[Header]:
+    """Return the headers of a model's files, on the disk or the hub; none if one is elsewhere."""
+    if paths := store.locate(model):
+        return [read_header(path) for path in paths]
+    found = [remote for file in model.files if (remote := remotes.get(file))]
+    return [hub.read_header(remote) for remote in found] if len(found) == len(model.files) else []
 
 
 def pinned_model(name: str, repo: str, filename: str) -> Model:

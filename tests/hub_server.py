@@ -45,8 +45,20 @@ class Hub:
         return served
 
     def ranges(self) -> list[str | None]:
-        """The Range of each download, in order."""
+        """The Range of each download, in order; those of headers alone do not count."""
+        return [found for found in self._all_ranges() if not is_part(found)]
+
+    def parts(self) -> list[str]:
+        """The Range of each request for a part of a file, up to some byte."""
+        return [found for found in self._all_ranges() if found and is_part(found)]
+
+    def _all_ranges(self) -> list[str | None]:
         return [h.get("range") for method, path, h in self.asked if path.startswith("/storage/")]
+
+
+def is_part(wanted: str | None) -> bool:
+    """Return whether a Range has an end."""
+    return wanted is not None and wanted[-1].isdigit()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -103,10 +115,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_content(self, file: Served) -> None:
         wanted = self.headers.get("Range", "") if file.ranges else ""
-        start = int(wanted.removeprefix("bytes=").rstrip("-") or 0)
-        body, total = file.sent[start:], len(file.sent)
-        headers = {"Content-Range": f"bytes {start}-{total - 1}/{total}"} if wanted else {}
-        if file.cuts:
+        first, _, last = wanted.removeprefix("bytes=").partition("-")
+        start, total = int(first or 0), len(file.sent)
+        end = min(int(last) + 1, total) if last else total
+        body = file.sent[start:end]
+        headers = {"Content-Range": f"bytes {start}-{end - 1}/{total}"} if wanted else {}
+        if file.cuts and not last:
             self.close_connection = True
             self._send(206 if wanted else 200, body, headers, file.cuts.pop(0))
         else:

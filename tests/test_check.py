@@ -13,13 +13,16 @@ import pytest
 import tiny
 from steering import BETWEEN, COMPUTE_BOUND, MEMORY_BOUND
 from test_cli import run
+from test_cli_memory import ON_CPU
+from test_cli_memory import SAID as MEMORY_SAID
 
 from lspec import theory
 from lspec.check import ALPHAS, Facts, Measured, Prediction, Report, predict
 from lspec.check import check as examine
 from lspec.cli import check as command
 from lspec.cli.check import ranges
-from lspec.errors import LspecError, RequestError
+from lspec.cli.memory import memory_object
+from lspec.errors import LspecError, ModelLoadError, RequestError
 from lspec.llama import LlamaModel, LoadOptions
 from lspec.offload import Offload
 from lspec.selfcheck import Choice, Findings, best
@@ -62,7 +65,8 @@ def test_report_of_a_pair(chat_model: Path, chat_draft: Path) -> None:
         assert facts.files == (str(path),)
         assert facts.size == path.stat().st_size
         assert facts.rolls_back is True
-        assert facts.cache_bytes == 4096 * tiny.BLOCKS * 2 * tiny.WIDTH * 2
+    for model in report.memory.plan.models:
+        assert model.host.cache == 4096 * tiny.BLOCKS * 2 * tiny.WIDTH * 2
     assert said[0] == "timing passes"
     found = report.measured
     assert found is not None
@@ -89,7 +93,7 @@ def test_target_alone_has_no_predictions(chat_model: Path) -> None:
 def test_model_that_cannot_roll_back_is_reported(mamba_model: Path) -> None:
     report = examine([mamba_model], [mamba_model])
     assert report is not None
-    assert (report.target.rolls_back, report.target.cache_bytes) == (False, None)
+    assert report.target.rolls_back is False
     assert report.measured is not None
     assert report.measured.predictions == ()
     assert report.measured.choice is None
@@ -129,24 +133,20 @@ def test_predictions_are_those_of_the_best_gamma(costs: Any) -> None:
     assert predict(replace(costs, draft=None)) == []
 
 
-@pytest.mark.parametrize(("kv_type", "size"), [("f16", 2), ("q8_0", 34 / 32), ("q4_0", 18 / 32)])
-def test_cache_bytes(
-    models: Path, monkeypatch: pytest.MonkeyPatch, kv_type: Any, size: float
+def test_what_does_not_fit_is_refused_before_anything_is_loaded(
+    chat_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tiny, "WIDTH", 128)
-    path = models / "wide.gguf"
-    if not path.exists():
-        tiny.write_chat_model(path)
-    model = LlamaModel([path], LoadOptions(300, 9, n_threads=1, kv_type=kv_type))
-    assert model.cache_bytes == 512 * tiny.BLOCKS * 2 * 128 * size
-    model.close()
+    monkeypatch.setattr("lspec.planning.free_memory", lambda: 10**6)
+    monkeypatch.setattr("lspec.check.require_loadable", None)
+    with pytest.raises(ModelLoadError, match=r"a window of 4096 tokens needs .* are free"):
+        examine([chat_model], [])
 
 
 # -- how it is said --
 
 REPORT = Report(
-    Facts(("/models/big.gguf",), 3_000_000_000, True, 120_000_000),
-    Facts(("/models/small-1.gguf", "/models/small-2.gguf"), 90_000_000, True, None),
+    Facts(("/models/big.gguf",), 3_000_000_000, True),
+    Facts(("/models/small-1.gguf", "/models/small-2.gguf"), 90_000_000, True),
     None,
     Measured(
         "on the GPU",
@@ -164,6 +164,7 @@ REPORT = Report(
         Choice("f16", WIDTHS[1:7]),
         2_000_000_000,
     ),
+    ON_CPU,
 )
 SAID = """\
 target  big.gguf, 3.00 GB, takes back drafted tokens
@@ -187,11 +188,8 @@ Width moves this target's logits by up to 0.51, so greedy text may differ
 from plain decoding at ties closer than that.
 Exact mode takes a cache of f16 and passes of 2 to 7 tokens, so that up to 6 can be drafted.
 
-Memory for 4096 tokens:
-target  weights 3.00 GB, cache 0.12 GB
-draft   weights 90.00 MB
-This check used 2.00 GB at most.
 """
+SAID += f"{MEMORY_SAID}\nThis check used 2.00 GB at most.\n"
 
 
 def say(
@@ -236,8 +234,9 @@ def test_json_is_one_object_with_the_same_facts(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = json.loads(say(REPORT, capsys, monkeypatch, "--json"))
-    assert list(result) == ["target", "draft", "mismatch", "build", "measured"]
+    assert list(result) == ["target", "draft", "mismatch", "memory", "build", "measured"]
     assert "CPU" in result["build"]["backends"]
+    assert result["memory"] == json.loads(json.dumps(memory_object(ON_CPU)))
     assert result["target"]["files"] == ["/models/big.gguf"]
     measured = result["measured"]
     assert set(measured["verify_cost"]) == {"1", "2", "4", "8"}

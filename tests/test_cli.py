@@ -258,3 +258,12 @@ def test_cache_that_cannot_be_written_only_forgets(pair: list[str]) -> None:
     env = {"XDG_CACHE_HOME": "/dev/null"}
     done = run("generate", *pair, "-p", "x", "--gamma", "auto", "--max-tokens", "2", env=env)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_windows_can_be_chosen_for_both_models(pair: list[str]) -> None:
+    rest = ["-p", "x", "--max-tokens", "2", "--gamma", "2"]
+    done = run("generate", *pair, *rest, "--ctx", "auto", "--draft-ctx", "256", "--force")
+    assert (done.returncode, done.stderr) == (0, "")
+    done = run("generate", *pair, *rest, "--ctx", "many")
+    assert done.returncode == 2
+    assert "'many' is neither a number nor 'auto'" in done.stderr

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +15,9 @@ from huggingface_hub import constants
 
 from lspec import store
 from lspec.cli import main
+from lspec.cli.memory import memory_lines, memory_sentence
 from lspec.cli.models import pull_missing
+from lspec.planning import Planner, default_options
 
 CATALOGUE = """
 default = "tiny"
@@ -80,13 +83,21 @@ class Terminal(io.StringIO):
 
 
 def test_pull_shows_sizes_and_licences_then_files_the_check_and_the_next_command(
-    lspec: Run, server: Hub
+    lspec: Run,
+    server: Hub,
+    chat_model: Path,
+    chat_draft: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("lspec.planning.free_memory", lambda: 8 * 10**9)
+    outlook = Planner([chat_model], [chat_draft]).outlook(default_options())
+    memory = [*memory_lines(outlook)]
     code, out, err = lspec("pull")
     sizes = {name: len(file.data) / 1e6 for (_, name), file in server.files.items()}
     assert code == 0
     assert out == ""
-    assert err.splitlines() == [
+    lines = err.splitlines()
+    assert [line for line in lines if line not in memory] == [
         "Pulling tiny: Tiny pair",
         f"   {sizes['big.gguf']:.2f} MB  big.gguf (hub)",
         f"   {sizes['small.gguf']:.2f} MB  small.gguf (hub)",
@@ -98,6 +109,8 @@ def test_pull_shows_sizes_and_licences_then_files_the_check_and_the_next_command
         "tiny: files checked, vocabularies match",
         "Next: lspec chat",
     ]
+    assert lines[6] == memory_sentence(outlook)  # before anything is fetched
+    assert lines[10:-1] == memory
 
 
 def test_second_pull_fetches_nothing(lspec: Run, server: Hub) -> None:
@@ -335,3 +348,20 @@ def test_broken_catalogue_is_one_sentence_and_a_hint(lspec: Run, tmp_path: Path)
     code, _, err = lspec("ls")
     assert code == 1
     assert err.startswith(f"error: The catalogue {path} cannot be read: ")
+
+
+def test_pull_says_what_will_not_fit_and_fetches_it_all_the_same(
+    lspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lspec.planning.free_memory", lambda: 10**6)
+    code, _, err = lspec("pull")
+    assert code == 0
+    assert len(re.findall(r"of memory \(1\.00 MB free\): it does not fit\.", err)) == 2
+
+
+def test_pull_from_a_server_that_sends_no_parts_says_it_afterwards(lspec: Run, server: Hub) -> None:
+    for served in server.files.values():
+        served.ranges = False
+    code, _, err = lspec("pull")
+    assert code == 0
+    assert err.index("files checked") < err.index("With a window of 4096 tokens it takes")

@@ -5,6 +5,7 @@ import os
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -54,6 +55,29 @@ def test_bytes_of_every_type_are_those_of_the_reference() -> None:
         tensor = ours.Tensor("t", (weights * 3, 5), int(kind), 0)
         assert tensor.n_bytes == 15 * size, kind
     assert ours.Tensor("t", (32,), 9999, 0).n_bytes is None
+
+
+def test_sizes_of_unknown_types_go_up_to_the_next_tensor(chat_model: Path) -> None:
+    header = read_header(chat_model)
+    assert header.sizes == tuple(tensor.n_bytes for tensor in header.tensors)
+    unknown = tuple(replace(tensor, type=9999) for tensor in header.tensors)
+    sizes = replace(header, tensors=unknown).sizes
+    # The tensors are as long as their alignment wants; behind the last one nothing is known.
+    assert sizes == (*header.sizes[:-1], 0)
+
+
+def test_vocabulary_longer_than_a_block_is_skipped(tmp_path: Path) -> None:
+    texts = ["x" * n for n in (0, 1, 70_000, 3, 200_000)] + [f"token {i}" for i in range(20_000)]
+    writer = gguf.GGUFWriter(tmp_path / "long.gguf", "llama")
+    writer.add_array("texts", texts)
+    writer.add_uint32("after", 7)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    header = read_header(tmp_path / "long.gguf")
+    assert header.lengths == {"texts": len(texts)}
+    assert header.metadata["after"] == 7
 
 
 def test_parts_of_a_split_model_have_headers_of_their_own(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import gguf
 import pytest
 from hub_server import COMMIT, Hub, Served, running_hub
 from hub_world import NOWHERE, all_files, gguf_bytes, isolate, run_python
@@ -12,6 +13,7 @@ from huggingface_hub import constants
 
 from lspec import hub, integrity
 from lspec.errors import DownloadError
+from lspec.gguf import read_header
 from lspec.hub_errors import HubUnreachableError
 
 REPO, NAME = "owner/big", "big.gguf"
@@ -250,3 +252,42 @@ def test_damaged_cache_is_not_guessed_at(server: Hub, tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match="cache of owner/big is damaged"):
         hub.remove(REPO, [path])
     assert path.exists()
+
+
+# -- headers --
+
+
+def test_header_is_read_without_fetching_the_file(server: Hub, chat_model: Path) -> None:
+    whole = read_header(chat_model)
+    data = chat_model.read_bytes() + bytes(20 << 20)
+    server.add(REPO, NAME, data)
+    remote = hub.describe(REPO, NAME)
+    server.asked.clear()
+    assert hub.read_header(remote) == whole
+    assert server.parts() == [f"bytes=0-{(4 << 20) - 1}"]
+    assert server.ranges() == []
+
+
+def test_header_longer_than_a_block_takes_another(server: Hub, tmp_path: Path) -> None:
+    path = tmp_path / "long.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_array("texts", ["x" * (5 << 20), "y"])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    server.add(REPO, NAME, path.read_bytes())
+    assert hub.read_header(hub.describe(REPO, NAME)) == read_header(path)
+    assert len(server.parts()) == 2
+
+
+def test_server_that_sends_no_parts_is_not_read(server: Hub, chat_model: Path) -> None:
+    server.add(REPO, NAME, chat_model.read_bytes(), ranges=False)
+    with pytest.raises(HubUnreachableError, match="sends no parts"):
+        hub.read_header(hub.describe(REPO, NAME))
+
+
+def test_header_of_something_else_is_an_error(server: Hub) -> None:
+    server.add(REPO, NAME, DATA)
+    with pytest.raises(DownloadError, match=r"big\.gguf is no GGUF file"):
+        hub.read_header(hub.describe(REPO, NAME))

@@ -19,13 +19,13 @@ LAYERS = """
 errors
 params distribution truncation sampling round verify model exact widths logprobs costs estimates
 theory controller adaptive lookup drafters decoder stats comparison verdict text thinking compat
-gguf memory machine devices
+gguf memory fitting machine devices ranges
 paths locks integrity template prompts history turn
 llama grammar chats
 placement offload
 catalogue user_catalogue hub_errors hub index store pull
-trial probe
-measured selfcheck request player aio engine loading
+trial probe planning
+measured selfcheck request player aio engine opening loading
 bench check dropin doctor
 server cli __main__ llm_plugin
 """

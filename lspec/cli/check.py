@@ -15,12 +15,13 @@ from lspec.check import Facts, Measured, Report
 from lspec.check import check as examine
 from lspec.cli import offload
 from lspec.cli.answer import stop_on_interrupt
+from lspec.cli.memory import memory_lines, memory_object
 from lspec.cli.models import as_json, pull_missing
 from lspec.cli.options import FILE_OPTIONS, add, split
 from lspec.cli.output import EXIT_FAILED, note
 from lspec.cli.pulling import size_text
 from lspec.costs import Costs
-from lspec.loading import DEFAULT_N_CTX, locate
+from lspec.loading import locate
 from lspec.offload import survey
 from lspec.selfcheck import Choice, Findings
 from lspec.widths import Widths
@@ -57,6 +58,7 @@ def _object(report: Report) -> dict[str, Any]:
     """Return what --json prints; what was not measured is null."""
     result = asdict(report)
     measured, result["build"] = result.pop("measured"), _build()
+    result["memory"] = memory_object(report.memory)
     if report.measured is None:
         return {**result, "measured": None}
     costs = report.measured.costs
@@ -83,7 +85,9 @@ def _lines(report: Report) -> Iterator[str]:
     if report.measured:
         yield from ("", *_cost_lines(report.measured))
         yield from ("", *_exact_lines(report.measured.exact, report.measured.choice))
-        yield from ("", *_memory_lines(report, report.measured))
+    yield from ("", *memory_lines(report.memory))
+    if report.measured and report.measured.peak_bytes:
+        yield f"This check used {size_text(report.measured.peak_bytes)} at most."
 
 
 def _model(facts: Facts) -> str:
@@ -165,16 +169,6 @@ def ranges(widths: Sequence[int]) -> str:
         str(start) if start == end else f"{start} to {end}"
         for start, end in zip(starts, ends, strict=True)
     )
-
-
-def _memory_lines(report: Report, measured: Measured) -> Iterator[str]:
-    yield f"Memory for {DEFAULT_N_CTX} tokens:"
-    for role, facts in (("target", report.target), ("draft", report.draft)):
-        if facts:
-            cache = f", cache {size_text(facts.cache_bytes)}" if facts.cache_bytes else ""
-            yield f"{role:7} weights {size_text(facts.size)}{cache}"
-    if measured.peak_bytes:
-        yield f"This check used {size_text(measured.peak_bytes)} at most."
 
 
 def _ms(seconds: float) -> str:

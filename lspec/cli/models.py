@@ -12,7 +12,12 @@ from lspec import catalogue, store, user_catalogue
 from lspec.catalogue import Model, Pair
 from lspec.cli.completion import pair_names
 from lspec.cli.output import note, style
-from lspec.cli.pulling import pull_visibly, require_matching_vocabularies, size_text
+from lspec.cli.pulling import (
+    pull_visibly,
+    require_matching_vocabularies,
+    show_memory,
+    size_text,
+)
 
 if TYPE_CHECKING:
     from lspec.pull import Source
@@ -55,6 +60,7 @@ def pull(
         chosen = catalogue.load().pair(pair)
     files = pull_visibly(chosen, source)
     require_matching_vocabularies(chosen, files)
+    show_memory(files)
     command = (
         "lspec chat" if chosen.name == catalogue.load().default else f"lspec chat {chosen.name}"
     )

@@ -19,19 +19,28 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 
-class Gamma(click.ParamType[int | str]):
-    """A number of drafted tokens, or "auto"."""
+class NumberOrAuto(click.ParamType[int | str]):
+    """A number, or "auto"."""
 
     name = "N|auto"
+
+    def __init__(self, least: int | None = None) -> None:
+        """`least` is the smallest number; None leaves it to whoever takes it."""
+        self._least = least
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> int | str:
         """Return an int or "auto"."""
+        if value == "auto":
+            return "auto"
         try:
-            return "auto" if value == "auto" else int(value)
+            number = int(value)
         except ValueError:
             self.fail(f"{value!r} is neither a number nor 'auto'.", param, ctx)
+        if self._least is not None and number < self._least:
+            self.fail(f"{number} is less than {self._least}.", param, ctx)
+        return number
 
 
 class Bias(click.ParamType[tuple[int, float]]):
@@ -137,7 +146,13 @@ ENGINE_OPTIONS = (
         type=click.Choice(["f16", "q8_0", "q4_0"]),
         help="Type of the caches (default f16; --exact chooses).",
     ),
-    _option("--ctx", type=click.IntRange(1), help="Window in tokens (default 4096)."),
+    _option(
+        "--ctx",
+        type=NumberOrAuto(least=1),
+        help="Window in tokens (default 4096); auto: the largest that fits into memory.",
+    ),
+    _option("--draft-ctx", type=click.IntRange(1), help="Window of the draft (default: --ctx)."),
+    _option("--force", is_flag=True, help="Load also what does not fit into memory."),
     _option("--threads", type=click.IntRange(1, 512), help="CPU threads (default: all cores)."),
     *GPU_OPTIONS,
     _option("--chat-template", type=FILE, help="A Jinja2 file to use instead of the model's own."),
@@ -153,7 +168,7 @@ MODEL_OPTIONS = (
     *FILE_OPTIONS,
     _option(
         "--gamma",
-        type=Gamma(),
+        type=NumberOrAuto(),
         help="Drafted tokens per round, 0 to 16; auto (default): what pays.",
     ),
     *ENGINE_OPTIONS,
@@ -237,13 +252,14 @@ def split() -> tuple[ModelChoice, dict[str, Any]]:
     given = {k: v for k, v in ctx.params.items() if v is not None}
     renamed = {
         "ctx": "n_ctx",
+        "draft_ctx": "draft_n_ctx",
         "threads": "n_threads",
         "gpu_layers": "n_gpu_layers",
         "draft_gpu_layers": "draft_n_gpu_layers",
     }
     files = ("target", "draft")
-    engine = ("gamma", "drafter", "exact", "rule", "kv_type", "ctx", "threads")
-    gpu = ("gpu_layers", "draft_gpu_layers", "main_gpu", "tensor_split", "flash_attn")
+    engine = ("gamma", "drafter", "exact", "rule", "kv_type", "force", *renamed)
+    gpu = ("main_gpu", "tensor_split", "flash_attn")
     load = {renamed.get(k, k): given[k] for k in (*files, *engine, *gpu) if k in given}
     if "chat_template" in given:
         load["chat_template"] = _read(given["chat_template"])

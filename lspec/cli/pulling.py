@@ -55,6 +55,29 @@ def size_text(size: int | None) -> str:
     return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.2f} MB"
 
 
+def show_memory(files: PairFiles) -> None:
+    """Print the memory plan of a pair that is on the disk."""
+    from lspec.cli.memory import memory_lines
+    from lspec.planning import Planner, default_options
+
+    outlook = Planner(files.target, files.draft).outlook(default_options())
+    for line in memory_lines(outlook):
+        note(line)
+
+
+def _note_memory(plan: Plan) -> None:
+    """Say what a pair will take, where that can be known before it is fetched."""
+    from lspec.cli.memory import memory_sentence
+    from lspec.fitting import outlook
+    from lspec.planning import default_options, free_here, wish_for
+    from lspec.pull import read_headers
+
+    if headers := read_headers(plan):
+        options = default_options()
+        wish = wish_for(*headers, options, options)
+        note(memory_sentence(outlook(wish, free_here(options))))
+
+
 class _Bars:
     """One progress bar per file on stderr; one plain line per file where that is no terminal."""
 
@@ -77,6 +100,7 @@ class _Bars:
         click.echo(f"  {size_text(plan.size):>8}  in all", err=True)
         for role, model in zip(("target", "draft"), plan.pair.models, strict=True):
             note(f"Licence of the {role}: {model.licence}")
+        _note_memory(plan)
 
     def show(self, file: ModelFile, done: int) -> None:
         """Show that `done` bytes of the file are there."""

@@ -2,7 +2,7 @@
 
 from lspec.llama.chat import chat_format, chat_renderer, variables_of
 from lspec.llama.ggml import Device, backends, gpus
-from lspec.llama.model import LlamaModel
+from lspec.llama.model import LlamaModel, prompt_chunk
 from lspec.llama.native import (
     VERSION,
     FlashAttention,
@@ -11,6 +11,7 @@ from lspec.llama.native import (
     build,
     can_offload,
     features,
+    used_gpus,
 )
 from lspec.llama.vocab import Vocab, read_vocabulary
 
@@ -29,6 +30,8 @@ __all__ = [
     "chat_renderer",
     "features",
     "gpus",
+    "prompt_chunk",
     "read_vocabulary",
+    "used_gpus",
     "variables_of",
 ]

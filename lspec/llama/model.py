@@ -22,6 +22,11 @@ _CHUNK_CPU, _CHUNK_GPU = 64, 512
 _SPARE_BYTES = 200_000_000
 
 
+def prompt_chunk(options: LoadOptions) -> int:
+    """Return how many tokens of a prompt one pass takes."""
+    return _CHUNK_GPU if options.on_gpu else _CHUNK_CPU
+
+
 class LlamaModel:
     """A loaded model with one context; a LanguageModel (see lspec.model)."""
 
@@ -31,7 +36,7 @@ class LlamaModel:
         Raises ModelLoadError, and GpuMemoryError where less on the GPU may go well.
         """
         self._on_gpu = options.on_gpu
-        self.n_batch = _CHUNK_GPU if self._on_gpu else _CHUNK_CPU
+        self.n_batch = prompt_chunk(options)
         self.paths = tuple(paths)
         self.n_past = 0
         self.max_rows = options.max_rows
@@ -76,18 +81,6 @@ class LlamaModel:
     def n_ctx_train(self) -> int:
         """The longest text that the model was trained on."""
         return int(lib.llama_model_n_ctx_train(self._model))
-
-    @property
-    def cache_bytes(self) -> int | None:
-        """Bytes of the cached keys and values, the same in every layer; None where they are not."""
-        if self.is_recurrent or not lib.llama_model_n_head(self._model):
-            return None
-        head = lib.llama_model_n_embd(self._model) // lib.llama_model_n_head(self._model)
-        name = f"{self.metadata('general.architecture')}.attention."
-        lengths = (int(self.metadata(name + key) or head) for key in ("key_length", "value_length"))
-        heads = lib.llama_model_n_layer(self._model) * lib.llama_model_n_head_kv(self._model)
-        numbers = lib.llama_n_ctx(self._context) * heads * sum(lengths)
-        return int(numbers * native.KV_BYTES[self.kv_type])
 
     def identity(self) -> tuple[object, ...]:
         """Return all that costs and logits depend on: files, llama.cpp, device, cache type.

@@ -20,7 +20,7 @@ import llama_cpp as lib
 
 from lspec.errors import GpuMemoryError, ModelLoadError
 from lspec.gguf import require_gguf
-from lspec.llama.ggml import gpus
+from lspec.llama.ggml import Device, gpus
 from lspec.machine import usable_cores
 
 _LOG_ERROR = 4
@@ -48,7 +48,6 @@ lib.llama_backend_init()
 KvType = Literal["f16", "q8_0", "q4_0"]
 FlashAttention = Literal["auto", "on", "off"]
 _GGML_TYPES = {"f16": lib.GGML_TYPE_F16, "q8_0": lib.GGML_TYPE_Q8_0, "q4_0": lib.GGML_TYPE_Q4_0}
-KV_BYTES = {"f16": 2, "q8_0": 34 / 32, "q4_0": 18 / 32}  # of a number, scales included
 _FLASH_ATTENTION = {
     "auto": lib.LLAMA_FLASH_ATTN_TYPE_AUTO,
     "on": lib.LLAMA_FLASH_ATTN_TYPE_ENABLED,
@@ -99,14 +98,21 @@ def features() -> str:
     return text.decode("utf-8", errors="replace")
 
 
+def used_gpus(options: LoadOptions) -> tuple[Device, ...]:
+    """Return the GPUs that a model may be put on."""
+    used = gpus() if options.n_gpu_layers else ()
+    if options.main_gpu is not None:
+        return used[options.main_gpu : options.main_gpu + 1]
+    if options.tensor_split:
+        return tuple(
+            gpu for gpu, share in zip(used, options.tensor_split, strict=False) if share
+        )
+    return used
+
+
 def free_gpu_memory(options: LoadOptions) -> int | None:
     """Return the free bytes of the fullest GPU that `options` use; None where none is told."""
-    used = gpus()
-    if options.main_gpu is not None:
-        used = used[options.main_gpu : options.main_gpu + 1]
-    elif options.tensor_split:
-        shares = zip(used, options.tensor_split, strict=False)
-        used = tuple(gpu for gpu, share in shares if share)
+    used = used_gpus(options)
     return min((gpu.memory_free for gpu in used if gpu.memory_total), default=None)
 
 

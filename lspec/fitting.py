@@ -1,0 +1,183 @@
+"""Whether a pair fits into what is free, which window does, and what to change where it does not.
+
+Nothing is guessed: every setting that is named has been planned and does fit.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from lspec.errors import ModelLoadError
+from lspec.memory import KV_BYTES, WINDOW_STEP, MemoryPlan, Setting, Shape, plan
+
+_LEAST_WINDOW = 512  # a shorter one is no advice
+_FORCE = "--force loads it all the same."
+_NEVER = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Bytes that are free in the machine's memory and on the GPU; None: not known, or no GPU."""
+
+    host: int | None
+    gpu: int | None = None
+
+    def holds(self, wanted: MemoryPlan, share: float = 1.0) -> bool:
+        """Return whether a plan fits into this share of what is free."""
+        sides = ((wanted.host, self.host), (wanted.gpu, self.gpu))
+        return all(free is None or need <= share * free for need, free in sides)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A pair and how it is to be loaded. `shares_window`: the draft's window is the target's."""
+
+    target: Shape
+    setting: Setting
+    draft: Shape | None = None
+    draft_setting: Setting | None = None
+    shares_window: bool = True
+
+    @property
+    def plan(self) -> MemoryPlan:
+        """What it takes."""
+        return plan(self.target, self.setting, self.draft, self.draft_setting)
+
+    @property
+    def n_ctx_train(self) -> int:
+        """The longest window that makes sense."""
+        return self.target.n_ctx_train or self.setting.n_ctx
+
+    def with_window(self, n_ctx: int) -> Wish:
+        """Return the wish with another window, of the draft as well if it shares it."""
+        if self.shares_window:
+            return self._with(n_ctx=n_ctx)
+        return replace(self, setting=replace(self.setting, n_ctx=n_ctx))
+
+    def with_draft_window(self, n_ctx: int) -> Wish:
+        """Return the wish with another window of the draft, which must be there."""
+        assert self.draft_setting is not None
+        return replace(self, draft_setting=replace(self.draft_setting, n_ctx=n_ctx))
+
+    def with_kv_type(self, kv_type: str) -> Wish:
+        """Return the wish with another type of both caches."""
+        return self._with(kv_type=kv_type)
+
+    def with_gpu_layers(self, n: int) -> Wish:
+        """Return the wish with other layers of both models on the GPU."""
+        return self._with(gpu_layers=n)
+
+    def with_target_layers(self, n: int) -> Wish:
+        """Return the wish with other layers of the target on the GPU."""
+        return replace(self, setting=replace(self.setting, gpu_layers=n))
+
+    def without_draft(self) -> Wish:
+        """Return the wish for the target alone."""
+        return replace(self, draft=None, draft_setting=None)
+
+    def _with(self, **changes: object) -> Wish:
+        draft = self.draft_setting and replace(self.draft_setting, **changes)  # type: ignore[arg-type]
+        setting = replace(self.setting, **changes)  # type: ignore[arg-type]
+        return replace(self, setting=setting, draft_setting=draft)
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """A plan, what is free, and by type of cache the largest windows that fit (0: none does)."""
+
+    plan: MemoryPlan
+    free: Free
+    windows: dict[str, int]
+
+
+def outlook(wish: Wish, free: Free) -> Outlook:
+    """Return what there is to say of a wish."""
+    types = [name for name in KV_BYTES if name == wish.setting.kv_type or _can_quantize(wish)]
+    windows = {name: largest_window(wish.with_kv_type(name), free) for name in types}
+    return Outlook(wish.plan, free, windows)
+
+
+def largest_window(wish: Wish, free: Free, share: float = 1.0) -> int:
+    """Return the longest window, up to what the target was trained on, that fits; 0: none does."""
+    return _largest(wish.with_window, wish.n_ctx_train, free, share)
+
+
+def with_fewer_layers(wish: Wish, free: Free) -> Wish | None:
+    """Return the wish with as many of the target's layers on the GPU as fit; None: no number does.
+
+    A draft, which runs for every token, leaves the GPU last.
+    """
+    layers = range(wish.plan.target.gpu_layers - 1, -1, -1)
+    fewer = chain(map(wish.with_target_layers, layers), [wish.with_gpu_layers(0)])
+    return next((other for other in fewer if free.holds(other.plan)), None)
+
+
+def require_room(wish: Wish, free: Free, name: str) -> None:
+    """Raise ModelLoadError, with numbers and what would fit, if the wish does not; of `name`."""
+    wanted = wish.plan
+    if free.holds(wanted):
+        return
+    needs = " and ".join(
+        f"{_gb(need)} of {kind}, where {_gb(there)} are free"
+        for kind, need, there in (
+            ("memory", wanted.host, free.host),
+            ("GPU memory", wanted.gpu, free.gpu),
+        )
+        if there is not None and need > there
+    )
+    found = list(_settings_that_fit(wish, free))
+    hint = f"What would fit: {', or '.join(found)}." if found else "Take a smaller model."
+    raise ModelLoadError(
+        f"{name} with a window of {wanted.target.n_ctx} tokens needs {needs}",
+        hint=f"{hint} {_FORCE}",
+    )
+
+
+def _settings_that_fit(wish: Wish, free: Free) -> Iterator[str]:
+    """Yield changes of one option each, the gentlest first."""
+    if (window := largest_window(wish, free)) >= _LEAST_WINDOW:
+        yield f"--ctx {window}"
+    smaller = (name for name, size in KV_BYTES.items() if size < KV_BYTES[wish.setting.kv_type])
+    for name in smaller if _can_quantize(wish) else ():
+        if free.holds(wish.with_kv_type(name).plan):
+            yield f"--kv-type {name}"
+            break
+    on_gpu = max(model.gpu_layers for model in wish.plan.models)
+    for n in range(on_gpu - 1, -1, -1):
+        if free.holds(wish.with_gpu_layers(n).plan):
+            yield f"--gpu-layers {n}"
+            break
+    if wish.draft is not None and wish.draft_setting is not None:
+        longest = min(wish.draft_setting.n_ctx, wish.draft.n_ctx_train or _NEVER)
+        window = _largest(wish.with_draft_window, longest, free)
+        if _LEAST_WINDOW <= window < longest:
+            yield f"--draft-ctx {window}"
+        if free.holds(wish.without_draft().plan):
+            yield "--drafter ngram, which needs no draft"
+
+
+def _largest(
+    with_window: Callable[[int], Wish], longest: int, free: Free, share: float = 1.0
+) -> int:
+    """Return the largest window up to `longest` that fits, in llama.cpp's steps; 0: none does."""
+    steps = range(1, -(-longest // WINDOW_STEP) + 1)
+
+    def window(step: int) -> int:
+        return min(step * WINDOW_STEP, longest)
+
+    def is_too_long(step: int) -> bool:
+        return not free.holds(with_window(window(step)).plan, share)
+
+    fitting = bisect_left(steps, True, key=is_too_long)  # how many of the steps
+    return window(fitting)
+
+
+def _can_quantize(wish: Wish) -> bool:
+    return wish.target.quantizable and (wish.draft is None or wish.draft.quantizable)
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.2f} GB"
