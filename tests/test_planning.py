@@ -103,7 +103,7 @@ def test_loading_refuses_what_does_not_fit_before_anything_is_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     room["host"] = need(chat_model, chat_draft, 1024)
-    monkeypatch.setattr("lspec.loading.require_loadable", None)
+    monkeypatch.setattr("lspec.opening.require_loadable", None)
     with pytest.raises(
         ModelLoadError, match=r"a window of 4096 tokens needs .* are free"
     ) as caught:
@@ -151,7 +151,7 @@ def test_draft_with_a_window_of_its_own(
 def test_exact_mode_plans_with_the_cache_that_it_chooses(
     chat_model: Path, room: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lspec.loading.choose", lambda *args, **kwargs: Choice("f16", (1, 2, 3)))
+    monkeypatch.setattr("lspec.opening.choose", lambda *args, **kwargs: Choice("f16", (1, 2, 3)))
     loaded: list[int] = []
 
     class Watched(LlamaModel):
@@ -159,7 +159,7 @@ def test_exact_mode_plans_with_the_cache_that_it_chooses(
             loaded.append(options.n_ctx + options.spare)  # type: ignore[attr-defined]
             super().__init__(paths, options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("lspec.loading.LlamaModel", Watched)
+    monkeypatch.setattr("lspec.opening.LlamaModel", Watched)
     room["host"] = int(Planner([chat_model], [], free=PLENTY).outlook(OPTIONS).plan.host / 0.9)
     with lspec.load(
         target=chat_model, n_ctx="auto", gamma=2, exact=True, drafter="ngram"
