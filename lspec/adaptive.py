@@ -43,6 +43,7 @@ class AdaptiveGamma:
 
     def __init__(self, costs: Costs) -> None:
         """Start from `costs`, measured on this machine."""
+        self.costs = costs
         self._target = PassTimes(costs.target)
         self._draft = None if costs.draft is None else PassTimes(costs.draft)
         self._by_confidence = Acceptance(_CONFIDENCE_PRIOR, kept=0.99)

@@ -29,8 +29,8 @@ class Streams:
         Those of this thread's own event loop end before their next pass, as "interrupted", since
         nobody could read them while this waits; with `at_once` all do.
         """
-        me = threading.get_ident()
-        self._leave = lambda reader: at_once or reader == me
+        me, before = threading.get_ident(), self._leave
+        self._leave = lambda reader: at_once or reader == me or before(reader)
         self._thread.shutdown(wait=me != self._plays)
 
     async def play(
@@ -67,8 +67,8 @@ class Streams:
             send(ended.set)
 
         def should_stop() -> bool:
-            gone = closed.is_set() or self._leave(reader)
-            return gone or (asked is not None and asked())
+            wanted = asked is not None and asked()  # which may close the engine
+            return wanted or closed.is_set() or self._leave(reader)
 
         try:
             played = self._thread.submit(work)

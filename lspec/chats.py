@@ -10,7 +10,15 @@ import numpy as np
 from lspec.errors import RequestError
 from lspec.llama import Vocab, chat_renderer, variables_of
 from lspec.sampling import Constraint
-from lspec.template import Message, Tool, Variables, check_variables, tags, tokenize_chat
+from lspec.template import (
+    Message,
+    Renderer,
+    Tool,
+    Variables,
+    check_variables,
+    tags,
+    tokenize_chat,
+)
 from lspec.thinking import MARKERS, AfterThought, ThoughtStream, is_opened, style_of
 
 _END = 32  # tokens of a prompt that show whether it has opened a thought
@@ -35,18 +43,24 @@ class Chats:
 
     def unread(self) -> list[str]:
         """Return the variables that were given and that the template does not read."""
-        if not self._variables:
+        if not (self._variables and self._template):
             return []
         return sorted(self._variables.keys() - variables_of(self._template))
 
     def tokenize(
-        self, messages: Sequence[Message], tools: Sequence[Tool], variables: Variables
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        variables: Variables | None = None,
+        *,
+        render: Renderer | None = None,
     ) -> list[int]:
         """Return the ids of the prompt; `variables` outrank those of every chat.
 
-        Raises RequestError.
+        `render` takes the place of the template. Raises RequestError.
         """
-        if self._render is None:
+        render = render or self._render
+        if render is None:
             raise RequestError(
                 "this model has no chat template",
                 hint="Use `lspec generate`, or give a template with --chat-template FILE.",
@@ -54,9 +68,9 @@ class Chats:
         return tokenize_chat(
             messages,
             self._vocab,
-            render=self._render,
+            render=render,
             tools=tools,
-            variables={**self._variables, **variables},
+            variables={**self._variables, **(variables or {})},
             spoken=self._spoken,
         )
 

@@ -67,15 +67,14 @@ def quick_check(costs: Costs, target: LanguageModel, *, widest: int = MAX_WIDTH)
     The cache is empty afterwards.
     """
     target.truncate(0)
+    ratios = []
     for width in (1, min(5, widest)):
         _prepare(target)
         started = perf_counter()
         target.eval([_ANY] * width, rows=width)
-        ratio = (perf_counter() - started) / costs.target[width - 1]
-        if not 2 / 3 < ratio < 3 / 2:
-            return False
+        ratios.append((perf_counter() - started) / costs.target[width - 1])
     target.truncate(0)
-    return True
+    return all(2 / 3 < ratio < 3 / 2 for ratio in ratios)
 
 
 def interpolate(times: Mapping[int, float]) -> Seconds:
@@ -116,7 +115,7 @@ def _seconds(
 
 def _middle(values: Sequence[float]) -> float:
     """Return the mean of the middle half: outliers do not count, two speeds in turn both do."""
-    quarter = len(values) // 4
+    quarter = (len(values) + 1) // 4
     return fmean(sorted(values)[quarter : len(values) - quarter])
 
 

@@ -12,6 +12,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -194,13 +195,12 @@ def _cpu_fields() -> dict[str, str]:
 
 
 def _folder(path: Path) -> dict[str, Any]:
-    there = next(place for place in (path, *path.parents) if place.exists())
-    return {
-        "path": shown(path),
-        "exists": path.is_dir(),
-        "writable": os.access(there, os.W_OK),
-        "free": shutil.disk_usage(there).free,
-    }
+    free, writable, exists = None, False, False
+    with suppress(OSError, StopIteration):  # below a folder that this user may not read
+        exists = path.is_dir()
+        there = next(place for place in (path, *path.parents) if place.exists())
+        writable, free = os.access(there, os.W_OK), shutil.disk_usage(there).free
+    return {"path": shown(path), "exists": exists, "writable": writable, "free": free}
 
 
 def _state(copy: store.Copy, *, hashes: bool, progress: Callable[[int, int], None]) -> str:

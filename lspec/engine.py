@@ -125,7 +125,7 @@ class Engine:
     ) -> list[int]:
         """Return the ids of the prompt that the chat template makes. Raises RequestError."""
         self.require_open()
-        return self.chats.tokenize(messages, tools, template_args or {})
+        return self.chats.tokenize(messages, tools, template_args)
 
     def generate(
         self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]
@@ -219,6 +219,8 @@ class Engine:
         )
         if self.exact and request.rule != "coupled":
             raise RequestError("exact mode has a rule of its own", hint="Leave out the rule.")
+        if self.drafter == "none":
+            request = replace(request, gamma=0)  # and the statistics say so
         thoughts = self.chats.thoughts(request.prompt) if request.thoughts else None
         if request.response_format is not None:
             constraint = self._grammars.constraint(request.response_format)

@@ -92,9 +92,12 @@ class Grammars:
             for i in range(vocab.n_tokens)
         ]
         pointer, tokenize = vocab.c_tokenizer
-        tokenizer: LLTokenizer = LLTokenizer.from_llamacpp(  # type: ignore[attr-defined]
-            tokens=tokens, vocab_ptr=pointer, tokenize_fptr=tokenize, eos_token=_end(vocab)
-        )
+        try:
+            tokenizer: LLTokenizer = LLTokenizer.from_llamacpp(  # type: ignore[attr-defined]
+                tokens=tokens, vocab_ptr=pointer, tokenize_fptr=tokenize, eos_token=_end(vocab)
+            )
+        except ValueError as error:
+            raise RequestError(f"this vocabulary cannot follow a grammar: {error}") from None
         return tokenizer
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -113,13 +113,15 @@ class LspecAsyncModel(llm.AsyncModel):
 
         with _explained():
             engine = await to_thread(_engines.get, self._pair, prompt.options)
-            async for chunk in engine.astream_chat(_messages(prompt), **_request(prompt)):
-                if chunk.reasoning:
-                    yield StreamEvent("reasoning", chunk.reasoning)
-                if chunk.answer:
-                    yield chunk.answer
-                if chunk.completion:
-                    _report(response, chunk.completion)
+            answer = engine.astream_chat(_messages(prompt), **_request(prompt))
+            async with aclosing(answer) as chunks:
+                async for chunk in chunks:
+                    if chunk.reasoning:
+                        yield StreamEvent("reasoning", chunk.reasoning)
+                    if chunk.answer:
+                        yield chunk.answer
+                    if chunk.completion:
+                        _report(response, chunk.completion)
 
 
 class _Engines:

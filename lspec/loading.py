@@ -23,7 +23,7 @@ from lspec.verify import RuleName
 
 log = logging.getLogger("lspec")
 
-DEFAULT_RULE = "block"
+DEFAULT_RULE: RuleName = "block"
 MAX_THREADS = 512  # llama.cpp's own limit
 
 
@@ -43,7 +43,7 @@ def load(
     gamma: int | str = "auto",
     drafter: str = "auto",
     exact: bool = False,
-    rule: str = DEFAULT_RULE,
+    rule: str | None = None,
     kv_type: str | None = None,
     chat_template: str | None = None,
     template_args: Mapping[str, Any] | None = None,
@@ -56,11 +56,11 @@ def load(
     the draft's own (None: the same). `force` loads also what does not fit. `n_gpu_layers`
     -1 offloads every layer of both models where the installed llama-cpp-python can. `n_threads`
     None means the physical cores that this process may use. `gamma` is the number of drafted
-    tokens per round: "auto" drafts as far as it pays (passes are timed once, for up to 1.5 s, and
+    tokens per round: "auto" drafts as far as it pays (passes are timed once, for about 1.5 s, and
     remembered), 0 decodes plainly. `drafter` is "model", "ngram" (copies from the text itself, no
     draft needed), "none", or "auto": the model if there is one, and with gamma "auto" n-grams as
     well. `rule` says how drafted tokens are verified: "block", which judges the proposal as a
-    whole, or "rejection", token by token; both keep the target's law.
+    whole (None: that one), or "rejection", token by token; both keep the target's law.
 
     `exact` makes the text depend on target, prompt, sampling and seed alone, bit for bit: it is the
     same with any draft and gamma, and with none. What that takes on this machine is found out the
@@ -206,11 +206,10 @@ def _drafter_name(name: str) -> DrafterName:
     raise RequestError(f"drafter must be auto, model, ngram or none, not {name!r}")
 
 
-def _rule(name: str, *, exact: bool) -> RuleName:
-    rule = check_rule(name)
-    if exact and rule not in (DEFAULT_RULE, "coupled"):
+def _rule(name: str | None, *, exact: bool) -> RuleName:
+    if exact and name not in (None, "coupled"):
         raise RequestError("exact mode has a rule of its own", hint="Leave out the rule.")
-    return rule
+    return DEFAULT_RULE if name is None else check_rule(name)
 
 
 def _kv_type(name: str | None) -> KvType | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from functools import cached_property
 from time import perf_counter
 from typing import Literal
 
@@ -53,6 +52,7 @@ class Player:
         self._vocab = target.vocab
         self._drafter = drafter
         self._lookup = LookupDrafter()
+        self._adaptive: AdaptiveGamma | None = None
 
     def close(self) -> None:
         """Free both models, after the generation of another thread if there is one."""
@@ -60,29 +60,36 @@ class Player:
             for model in self.models:
                 model.close()
 
-    @cached_property
+    @property
     def costs(self) -> Costs:
         """What passes cost on this machine, measured now or remembered; empties the caches."""
         with self.turn.take():
+            return self._learned().costs
+
+    def _learned(self) -> AdaptiveGamma:
+        """Return the controller of all requests whose gamma is "auto": it learns over the session.
+
+        The first call times passes, and whoever calls has the turn.
+        """
+        if self._adaptive is None:
             self._forget()
             draft = None if self.draft is None else self.draft.model
-            return costs_of(self.target.model, draft, self._identity, widest=self.max_width)
+            costs = costs_of(self.target.model, draft, self._identity, widest=self.max_width)
+            self._adaptive = AdaptiveGamma(costs)
+        return self._adaptive
 
     def _identity(self) -> object:
         return [self.widths, *(model.identity() for model in self.models)]
 
-    @cached_property
-    def _adaptive(self) -> AdaptiveGamma:
-        """The controller of all requests whose gamma is "auto": it learns over the session."""
-        return AdaptiveGamma(self.costs)
-
     def why_no_draft(self) -> str | None:
         """Return in numbers why gamma "auto" leaves the draft model alone; None if it does not."""
-        c = self.costs.cost_coefficient
-        if c is None or self._adaptive.pays_at_best():
+        with self.turn.take():
+            adaptive = self._learned()
+        costs, c = adaptive.costs, adaptive.costs.cost_coefficient
+        if c is None or adaptive.pays_at_best():
             return None
         return (
-            f"the draft model is off: a verify pass of 5 costs {self.costs.verify_cost(4):.1f} "
+            f"the draft model is off: a verify pass of 5 costs {costs.verify_cost(4):.1f} "
             f"single steps on this machine, and a draft step {c:.2f}"
         )
 
@@ -93,8 +100,6 @@ class Player:
 
     def play(self, request: Request, answer: Answer) -> Iterator[Chunk]:
         """Play `request`. The time between chunks is the consumer's and is not counted."""
-        if request.gamma == "auto":
-            _ = self._adaptive  # measures before the request takes its turn
         with self.turn.take(request.should_stop) as mine:
             tally = Tally(
                 exact=self.widths is not None,
@@ -138,15 +143,14 @@ class Player:
             text=request.prompt,
             constraint=request.constraint,
         )
-        plain = self._drafter == "none" or gamma == 0
         return Decoder(
             target=self.target,
-            drafter=NoDrafter() if plain else self._choose_drafter(request, sampler),
+            drafter=self._choose_drafter(request, sampler) if gamma else NoDrafter(),
             sampler=sampler,
             rule=RULES[request.rule](Noise(request.seed)),
-            controller=self._adaptive if gamma == "auto" else FixedGamma(gamma),
+            controller=self._learned() if gamma == "auto" else FixedGamma(gamma),
             ends=self._vocab.ends,
-            max_drafted=0 if plain else self.max_width - 1,
+            max_drafted=self.max_width - 1 if gamma else 0,
             top_logprobs=request.logprobs,
         )
 

@@ -51,7 +51,7 @@ class Tally:
     """Adds up rounds while they happen."""
 
     exact: bool = False
-    rule: str = "rejection"
+    rule: str = "block"
     gamma: int | str = "auto"
     rounds: int = 0
     emitted: int = 0  # tokens, an end-of-generation token included

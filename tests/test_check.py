@@ -23,7 +23,6 @@ from lspec.cli import check as command
 from lspec.cli.check import ranges
 from lspec.cli.memory import memory_object
 from lspec.errors import LspecError, ModelLoadError, RequestError
-from lspec.llama import LlamaModel, LoadOptions
 from lspec.offload import Offload
 from lspec.selfcheck import Choice, Findings, best
 from lspec.widths import CONTEXTS, WIDTHS, Widths

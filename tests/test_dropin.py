@@ -25,7 +25,7 @@ from llama_cpp.llama_grammar import LlamaGrammar
 import lspec
 from lspec import store
 from lspec.dropin import replies
-from lspec.dropin.arguments import cache_type
+from lspec.dropin.arguments import cache_type, placement
 from lspec.dropin.refusals import CHAT, COMPLETION, LOADING, PRETRAINED
 from lspec.dropin.replies import Head, LogprobLists
 from lspec.grammar import Grammars
@@ -43,7 +43,7 @@ CALLED = [
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
     {"role": "tool", "content": "5", "tool_call_id": "1"},
 ]
-OWN_ARGUMENTS = {"draft_model_path", "pair", "gamma", "drafter", "exact"}
+OWN_ARGUMENTS = {"draft_model_path", "pair", "gamma", "drafter", "exact", "force"}
 OWN_ARGUMENTS |= {"draft_repo_id", "draft_filename"}
 
 Script = Callable[[Any], Any]
@@ -274,10 +274,8 @@ def test_speculation_takes_fewer_rounds_than_tokens(model: lspec.Llama) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("split_mode", 0),
+        ("split_mode", 2),
         ("main_gpu", 1),
-        ("tensor_split", [0.5, 0.5]),
-        ("tensor_split", np.array([0.5, 0.5])),
         ("vocab_only", True),
         ("kv_overrides", {"general.name": "x"}),
         ("rope_scaling_type", 1),
@@ -832,3 +830,16 @@ def token_choices(result: Any) -> list[tuple[str, dict[str, float]]]:
         (entry["token"], {top["token"]: top["logprob"] for top in entry["top_logprobs"]})
         for entry in entries
     ]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ((1, 0, None), {}),
+        ((1, 0, np.array([3.0, 1.0])), {"tensor_split": (3.0, 1.0)}),
+        ((0, 0, None), {"main_gpu": 0}),
+        ((0, 1, None), {"main_gpu": 1}),
+    ],
+)
+def test_gpus_are_chosen_as_llama_cpp_does(given: tuple[Any, ...], expected: object) -> None:
+    assert placement(*given) == expected

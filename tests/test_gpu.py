@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 
 def test_both_models_go_to_the_gpu_by_default(chat_model: Path, chat_draft: Path) -> None:
     with lspec.load(target=chat_model, draft=chat_draft, n_ctx=256, gamma=2) as engine:
-        assert [model.device for model in engine._models] == ["on the GPU"] * 2
+        assert [model.device for model in engine._player.models] == ["on the GPU"] * 2
         assert engine.generate("Hello", max_tokens=20, temperature=0.0).tokens
 
 

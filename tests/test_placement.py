@@ -300,7 +300,7 @@ def test_draft_has_its_own_number_of_layers(
     with lspec.load(
         target=chat_model, draft=chat_draft, n_ctx=256, n_threads=1, gamma=2, draft_n_gpu_layers=0
     ) as engine:
-        assert [model.options.n_gpu_layers for model in engine._models] == [-1, 0]
+        assert [model.options.n_gpu_layers for model in engine._player.models] == [-1, 0]
 
 
 def test_missing_room_is_not_taken_for_a_finding_of_exact_mode(

@@ -83,7 +83,8 @@ def show(chunks: Iterator[Chunk], *, colour: bool) -> Completion:
     page.end_thought()
     completion = chunk.completion
     assert completion is not None
-    if completion.reasoning and not completion.answer:
+    unfinished = completion.finish_reason != "stop"
+    if completion.reasoning and not completion.answer and unfinished:
         note("(it was still thinking)")
     return completion
 

@@ -151,11 +151,13 @@ def bench(**params: Any) -> int:
 
 def _measure(engine: Engine, plan: benchmark.Plan, *, calibration_s: float) -> Report:
     """Play the whole plan, or as much of it as Ctrl-C allows, with a progress bar on a terminal."""
-    with stop_on_interrupt() as should_stop:
-        costs = benchmark.calibrate(engine, plan, budget_s=calibration_s)
-        moved = benchmark.width_difference(engine, plan)
-        with _progress(benchmark.run(engine, plan, should_stop=should_stop), plan.size) as runs:
-            done = tuple(runs)
+    costs = benchmark.calibrate(engine, plan, budget_s=calibration_s)
+    moved = benchmark.width_difference(engine, plan)
+    with (
+        stop_on_interrupt() as should_stop,
+        _progress(benchmark.run(engine, plan, should_stop=should_stop), plan.size) as runs,
+    ):
+        done = tuple(runs)
     return Report(engine.description, plan, costs, moved, done, rows=tuple(compare(done, costs)))
 
 

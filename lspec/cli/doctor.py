@@ -55,7 +55,8 @@ def lines(report: dict[str, Any]) -> Iterator[str]:
     yield ""
     for name, folder in report["folders"].items():
         state = "" if folder["writable"] else ", cannot be written"
-        yield f"{name:12} {folder['path']}, {size_text(folder['free'])} free{state}"
+        free = "?" if folder["free"] is None else f"{size_text(folder['free'])} free"
+        yield f"{name:12} {folder['path']}, {free}{state}"
     yield f"{'variables':12} {', '.join(report['settings']) or 'none'}"
     if report["hub"]:
         yield from _hub(report["hub"])
@@ -126,14 +127,19 @@ class _Bars:
 
     def __init__(self) -> None:
         self._bar: tqdm | None = None
+        self._name = ""
 
     def show(self, name: str, done: int, size: int) -> None:
         """Show that `done` of `size` bytes of the file have been read."""
         if not sys.stderr.isatty():
             return
+        if self._bar and name != self._name:  # the last file could not be read to its end
+            self._bar.close()
+            self._bar = None
         if self._bar is None:
             from tqdm import tqdm
 
+            self._name = name
             # Gone when it is full: the report is what stays.
             self._bar = tqdm(
                 total=size, desc=name, unit="B", unit_scale=True, leave=False, file=sys.stderr

@@ -188,13 +188,13 @@ class Session:
 
         The last exchange is no part of the history if its answer was empty.
         """
-        asked, joined, turns = self._asked, self._joined, list(self._turns)
-        if joined:
+        before = self._asked, self._joined, self._dropped, list(self._turns)
+        if self._joined:
             del self._turns[-2:]
         try:
             self._ask(text, seed=seed)
         except LspecError:
-            self._asked, self._joined, self._turns = asked, joined, turns
+            self._asked, self._joined, self._dropped, self._turns = before
             raise
 
     def _do_system(self, text: str) -> None:

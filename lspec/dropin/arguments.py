@@ -50,6 +50,25 @@ def cache_type(type_k: int | None, type_v: int | None) -> CacheType:
     return {"kv_type": kind}
 
 
+class Placement(TypedDict, total=False):
+    """What may be said about several GPUs."""
+
+    main_gpu: int
+    tensor_split: Sequence[float]
+
+
+def placement(split_mode: int, main_gpu: int, tensor_split: Sequence[float] | None) -> Placement:
+    """Return the arguments of `load` for several GPUs. Raises RequestError."""
+    if split_mode == 0:  # LLAMA_SPLIT_MODE_NONE: one GPU alone
+        return {"main_gpu": main_gpu}
+    if split_mode != 1 or main_gpu:
+        raise RequestError(
+            f"split_mode {split_mode} with main_gpu {main_gpu} cannot be honoured",
+            hint="Whole layers are divided (1), or main_gpu takes all of them (0).",
+        )
+    return {} if tensor_split is None else {"tensor_split": tuple(tensor_split)}
+
+
 def is_random(seed: int) -> bool:
     """Return whether `seed` stands for any seed."""
     return seed in (-1, RANDOM_SEED)

@@ -15,6 +15,7 @@ from lspec.dropin.arguments import (
     cache_type,
     fill_in,
     is_random,
+    placement,
     request_options,
     trained_window,
     with_one_text,
@@ -27,7 +28,7 @@ from lspec.llama import Vocab
 from lspec.llama import chat_format as named_format
 from lspec.loading import load
 from lspec.request import RequestOptions
-from lspec.template import Message, Tool, tokenize_chat
+from lspec.template import Message, Tool
 
 _FILE_FORMAT = "chat_template.default"  # llama_cpp's name for the template in the file
 
@@ -93,12 +94,13 @@ class Llama:
         gamma: int | str = "auto",
         drafter: str = "auto",
         exact: bool = False,
+        force: bool = False,
     ) -> None:
         """Load `model_path`, with the draft `draft_model_path` if given, or a pulled `pair`.
 
-        `n_ctx` 0 means the window that the model was trained on; `gamma`, `drafter` and `exact`
-        are those of `lspec.load`. `last_n_tokens_size` is how far penalties look back. Raises
-        RequestError for an argument that cannot be honoured, and what `lspec.load` raises.
+        `n_ctx` 0 means the window that the model was trained on; `gamma`, `drafter`, `exact` and
+        `force` are those of `lspec.load`. `last_n_tokens_size` is how far penalties look back.
+        Raises RequestError for an argument that cannot be honoured, and what `lspec.load` raises.
         """
         refuse(Llama.__init__, locals(), LOADING)
         if model_path is None and pair is None:
@@ -118,6 +120,9 @@ class Llama:
             gamma=gamma,
             drafter=drafter,
             exact=exact,
+            force=force,
+            flash_attn="on" if flash_attn else "auto",
+            **placement(split_mode, main_gpu, tensor_split),
             **cache_type(type_k, type_v),
         )
         self.model_path = str(model_path or pair)
@@ -380,7 +385,7 @@ class Llama:
             stops.extend(more)
             return prompt
 
-        return tokenize_chat(messages, self._vocab, render=render), stops
+        return self.engine.chats.tokenize(messages, render=render), stops
 
     def _text(self, prompt: str | list[int]) -> str:
         if isinstance(prompt, str):

@@ -9,16 +9,12 @@ from typing import Any
 
 from lspec.errors import RequestError
 
-_SPLIT = "llama.cpp divides the layers over all GPUs by itself"
 _ROPE = "positions are encoded as the model's file says"
 _EMBEDDING = "there are no embeddings, only text"
 _ADAPTERS = "there are no adapters: merge it into the model first"
 _HUB = "files of the hub go into its own cache, which HF_HOME moves"
 
 LOADING = {
-    "split_mode": _SPLIT,
-    "main_gpu": _SPLIT,
-    "tensor_split": _SPLIT,
     "vocab_only": "nothing can be decoded without the weights",
     "kv_overrides": "the metadata of the model's file are taken as they are",
     "rope_scaling_type": _ROPE,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 import weakref
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import llama_cpp as lib
 import numpy as np
@@ -27,6 +30,12 @@ def prompt_chunk(options: LoadOptions) -> int:
     return _CHUNK_GPU if options.on_gpu else _CHUNK_CPU
 
 
+def _free(lock: AbstractContextManager[Any], *parts: Any) -> None:
+    """Free a model while nobody tokenizes with it."""
+    with lock:
+        native.free(*parts)
+
+
 class LlamaModel:
     """A loaded model with one context; a LanguageModel (see lspec.model)."""
 
@@ -46,7 +55,8 @@ class LlamaModel:
         model = native.load_model(paths, native.model_params(options))
         context = native.new_context(model, paths[0], options, n_batch=self.n_batch)
         batch = lib.llama_batch_init(self.n_batch, 0, 1)
-        self.close = weakref.finalize(self, native.free, context, model, batch)
+        lock = threading.RLock()
+        self.close = weakref.finalize(self, _free, lock, context, model, batch)
         self._require_spare_memory()
 
         self._model, self._context, self._batch = model, context, batch
@@ -54,7 +64,7 @@ class LlamaModel:
         # Cache and graph are sized in steps of 256; the window that was asked for is ours to keep.
         self.n_ctx = min(options.n_ctx, self.n_ctx_train)
         close = self.close
-        self.vocab = Vocab(lib.llama_model_get_vocab(model), lambda: close.alive)
+        self.vocab = Vocab(lib.llama_model_get_vocab(model), lambda: close.alive, lock)
         self.n_vocab = self.vocab.n_tokens
         self.is_recurrent = bool(
             lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model)

@@ -104,9 +104,7 @@ def used_gpus(options: LoadOptions) -> tuple[Device, ...]:
     if options.main_gpu is not None:
         return used[options.main_gpu : options.main_gpu + 1]
     if options.tensor_split:
-        return tuple(
-            gpu for gpu, share in zip(used, options.tensor_split, strict=False) if share
-        )
+        return tuple(gpu for gpu, share in zip(used, options.tensor_split, strict=False) if share)
     return used
 
 

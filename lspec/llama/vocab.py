@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,20 @@ def read_vocabulary(path: Path) -> Vocabulary:
 class Vocab:
     """Text to token ids and back."""
 
-    def __init__(self, pointer: Any, is_alive: Callable[[], bool] = lambda: True) -> None:
-        """`is_alive` says whether the model is still there that the vocabulary is a part of."""
+    def __init__(
+        self,
+        pointer: Any,
+        is_alive: Callable[[], bool] = lambda: True,
+        lock: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        """`is_alive` says whether the model is still there that the vocabulary is a part of.
+
+        It does not go away while `lock` is held.
+        """
         self._vocab = pointer
         self._is_alive = is_alive
+        self._lock = lock or nullcontext()
+        self._failure: BaseException | None = None  # of a call that came from C
         self.kind = _KINDS.get(lib.llama_vocab_type(pointer), "unknown")
         self.size: int = lib.llama_vocab_n_tokens(pointer)
         self.n_tokens = self.size - self._padding()
@@ -112,19 +123,26 @@ class Vocab:
         def tokenize(
             _: int, text: int, length: int, found: int, room: int, bos: bool, special: bool
         ) -> int:
-            ids = self.tokenize(ctypes.string_at(text, length), bos=bos, special=special)
-            if len(ids) > room:
-                return -len(ids)
-            array = (lib.llama_token * len(ids))(*ids)
-            ctypes.memmove(found, array, ctypes.sizeof(array))
-            return len(ids)
+            try:
+                ids = self.tokenize(ctypes.string_at(text, length), bos=bos, special=special)
+                if len(ids) > room:
+                    return -len(ids)
+                array = (lib.llama_token * len(ids))(*ids)
+                ctypes.memmove(found, array, ctypes.sizeof(array))
+                return len(ids)
+            except BaseException as error:  # C cannot take it: see require_open
+                self._failure = error
+                return 0
 
         return _LIKE_LLAMA_TOKENIZE(tokenize)
 
     def require_open(self) -> None:
-        """Raise RequestError once the model is closed."""
+        """Raise RequestError once the model is closed, or what `c_tokenizer` could not raise."""
         if not self._is_alive():
             raise RequestError("this engine has been closed")
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
 
     @property
     def bos(self) -> int:
@@ -207,7 +225,9 @@ class Vocab:
         special = special or token in self._shown
         while True:
             buffer = ctypes.create_string_buffer(length)
-            n = lib.llama_token_to_piece(self._vocab, token, buffer, length, 0, special)
+            with self._lock:
+                self.require_open()
+                n = lib.llama_token_to_piece(self._vocab, token, buffer, length, 0, special)
             if n >= 0:
                 return buffer.raw[:n]
             length = -n
@@ -239,7 +259,9 @@ class Vocab:
         room = len(data) + 2
         while True:
             ids = (lib.llama_token * room)()
-            n = lib.llama_tokenize(self._vocab, data, len(data), ids, room, bos, special)
+            with self._lock:
+                self.require_open()
+                n = lib.llama_tokenize(self._vocab, data, len(data), ids, room, bos, special)
             if n >= 0:
                 return list(ids[:n])
             room = -n
