@@ -7,19 +7,21 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Unpack
 
 from lspec import theory
 from lspec.compat import require_match
 from lspec.costs import Costs, measure
 from lspec.errors import IncompatiblePairError
 from lspec.fitting import Outlook
-from lspec.llama import LlamaModel, LoadOptions, read_vocabulary
+from lspec.llama import LlamaModel, read_vocabulary
 from lspec.loading import can_roll_back
-from lspec.placement import Role, fit
-from lspec.planning import Planner, default_options
+from lspec.opening import Opening
+from lspec.placement import fit
 from lspec.probe import require_loadable
 from lspec.round import MAX_GAMMA
 from lspec.selfcheck import Choice, Findings, best, survey
+from lspec.wanted import How, wanted
 
 ALPHAS = (0.6, 0.8, 0.9)
 _COSTS_S = 4.0  # for timing passes of both models
@@ -57,13 +59,17 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that there is to say; either `mismatch` or `measured` is None."""
+    """Everything that there is to say; `measured` is None where `mismatch` or `refusal` is there.
+
+    `refusal` says what would fit into the memory, where the pair does not.
+    """
 
     target: Facts
     draft: Facts | None
     mismatch: str | None  # the first difference of the vocabularies
     measured: Measured | None
-    memory: Outlook  # with the default options
+    memory: Outlook
+    refusal: str | None = None
 
 
 def check(
@@ -72,31 +78,42 @@ def check(
     *,
     say: Callable[[str], None] = lambda text: None,
     should_stop: Callable[[], bool] = lambda: False,
+    **how: Unpack[How],
 ) -> Report | None:
-    """Try a target and a draft, or a target alone, given as files.
+    """Try a target and a draft, or a target alone, given as files, loaded as `how` says.
 
-    `say` is told what takes time. None if `should_stop` ended it. Raises ModelLoadError.
+    `say` is told what takes time. None if `should_stop` ended it. Raises RequestError,
+    ModelLoadError.
     """
-    options = default_options()
-    planner = Planner(target, draft)
-    memory = planner.outlook(options)
-    planner.settle(options, options)
-    require_loadable(target, draft)
+    chosen = wanted(**how)
+    opening = Opening(target, draft, chosen)
+    settled, exact = opening.settled, opening.settled_exact.target  # by what is free before
+    if not settled.refusal:
+        require_loadable(target, draft)
     mismatch = _mismatch(target, draft) if draft else None
-    if mismatch:
-        return Report(_facts(target), _facts(draft), mismatch, None, memory)
+    if mismatch or settled.refusal:
+        refusal = settled.refusal.hint if settled.refusal else None
+        files = (_facts(target), _facts(draft) if draft else None)
+        return Report(*files, mismatch, None, settled.outlook, refusal)
     say("timing passes")
     with ExitStack() as stack:
-        models = {"target": _open("target", target, options)}
+        models = {"target": opening.target()}
         stack.callback(models["target"].close)
         if draft:
-            models["draft"] = _open("draft", draft, options)
+            models["draft"] = opening.draft(models["target"])
             stack.callback(models["draft"].close)
         facts = {role: _facts(model.paths, model, role) for role, model in models.items()}
         device = models["target"].device
         costs = measure(models["target"], models.get("draft"), budget_s=_COSTS_S)
-        options = models["target"].options
-    found = survey(target, options, announce=say, should_stop=should_stop)
+    found = fit(
+        "target",
+        target,
+        exact,
+        lambda options: survey(
+            target, options, chosen.kv_type, announce=say, should_stop=should_stop
+        ),
+        exact=True,
+    )
     if found is None:
         return None
     possible = all(of.rolls_back for of in facts.values())
@@ -108,7 +125,7 @@ def check(
         best(found),
         _peak_bytes(),
     )
-    return Report(facts["target"], facts.get("draft"), None, measured, memory)
+    return Report(facts["target"], facts.get("draft"), None, measured, settled.outlook)
 
 
 def predict(costs: Costs) -> list[Prediction]:
@@ -123,10 +140,6 @@ def predict(costs: Costs) -> list[Prediction]:
         gain = theory.improvement_factor(theory.tau(alpha, gamma), gamma, c=c, v=v[gamma])
         predictions.append(Prediction(alpha, gamma, gain))
     return predictions
-
-
-def _open(role: Role, files: Sequence[Path], options: LoadOptions) -> LlamaModel:
-    return fit(role, files, options, lambda options: LlamaModel(files, options))
 
 
 def _mismatch(target: Sequence[Path], draft: Sequence[Path]) -> str | None:

@@ -1,5 +1,6 @@
 """Whether a pair fits into what is free, which window does, and what to change where it does not.
 
+A GPU without room is no reason to refuse: fewer layers go there. The machine's memory is one.
 Nothing is guessed: every setting that is named has been planned and does fit.
 """
 
@@ -12,6 +13,7 @@ from itertools import chain
 
 from lspec.errors import ModelLoadError
 from lspec.memory import KV_BYTES, WINDOW_STEP, MemoryPlan, Setting, Shape, plan
+from lspec.sizes import size_text
 
 _LEAST_WINDOW = 512  # a shorter one is no advice
 _FORCE = "--force loads it all the same."
@@ -20,15 +22,27 @@ _NEVER = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Bytes that are free in the machine's memory and on the GPU; None: not known, or no GPU."""
+    """Bytes that may be taken of the machine's memory and of the GPUs'; None: not known, or no GPU.
+
+    `unified`: what is on the GPU lies in the machine's memory too.
+    """
 
     host: int | None
     gpu: int | None = None
+    unified: bool = False
 
     def holds(self, wanted: MemoryPlan, share: float = 1.0) -> bool:
         """Return whether a plan fits into this share of what is free."""
-        sides = ((wanted.host, self.host), (wanted.gpu, self.gpu))
-        return all(free is None or need <= share * free for need, free in sides)
+        fits = self.host is None or self.need(wanted) <= share * self.host
+        return fits and self.holds_on_gpu(wanted, share)
+
+    def holds_on_gpu(self, wanted: MemoryPlan, share: float = 1.0) -> bool:
+        """Return whether the GPU's side of a plan fits into this share of what is free there."""
+        return self.gpu is None or wanted.gpu <= share * self.gpu
+
+    def need(self, wanted: MemoryPlan) -> int:
+        """Return what a plan takes of the machine's memory."""
+        return wanted.host + (wanted.gpu if self.unified else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +80,14 @@ class Wish:
         """Return the wish with another type of both caches."""
         return self._with(kv_type=kv_type)
 
-    def with_gpu_layers(self, n: int) -> Wish:
-        """Return the wish with other layers of both models on the GPU."""
-        return self._with(gpu_layers=n)
-
     def with_target_layers(self, n: int) -> Wish:
         """Return the wish with other layers of the target on the GPU."""
         return replace(self, setting=replace(self.setting, gpu_layers=n))
+
+    def with_draft_on_cpu(self) -> Wish:
+        """Return the wish with no layer of the draft on the GPU."""
+        draft = self.draft_setting and replace(self.draft_setting, gpu_layers=0)
+        return replace(self, draft_setting=draft)
 
     def without_draft(self) -> Wish:
         """Return the wish for the target alone."""
@@ -94,7 +109,7 @@ class Outlook:
 
 
 def outlook(wish: Wish, free: Free) -> Outlook:
-    """Return what there is to say of a wish."""
+    """Return what there is to say of a wish; layers stay where they are."""
     types = [name for name in KV_BYTES if name == wish.setting.kv_type or _can_quantize(wish)]
     windows = {name: largest_window(wish.with_kv_type(name), free) for name in types}
     return Outlook(wish.plan, free, windows)
@@ -105,33 +120,45 @@ def largest_window(wish: Wish, free: Free, share: float = 1.0) -> int:
     return _largest(wish.with_window, wish.n_ctx_train, free, share)
 
 
-def with_fewer_layers(wish: Wish, free: Free) -> Wish | None:
-    """Return the wish with as many of the target's layers on the GPU as fit; None: no number does.
+def placed(wish: Wish, free: Free, share: float = 1.0) -> Wish:
+    """Return the wish with as many of the wanted layers on the GPU as fit into `share` of it.
 
-    A draft, which runs for every token, leaves the GPU last.
+    The target gives way first. A draft, which runs for every token, leaves last, and as a whole.
     """
     layers = range(wish.plan.target.gpu_layers - 1, -1, -1)
-    fewer = chain(map(wish.with_target_layers, layers), [wish.with_gpu_layers(0)])
-    return next((other for other in fewer if free.holds(other.plan)), None)
+    bare = wish.with_target_layers(0).with_draft_on_cpu()
+    fewer = chain([wish], map(wish.with_target_layers, layers), [bare])
+    return next(other for other in fewer if free.holds_on_gpu(other.plan, share))
 
 
-def require_room(wish: Wish, free: Free, name: str) -> None:
-    """Raise ModelLoadError, with numbers and what would fit, if the wish does not; of `name`."""
-    wanted = wish.plan
-    if free.holds(wanted):
-        return
-    needs = " and ".join(
-        f"{_gb(need)} of {kind}, where {_gb(there)} are free"
-        for kind, need, there in (
-            ("memory", wanted.host, free.host),
-            ("GPU memory", wanted.gpu, free.gpu),
-        )
-        if there is not None and need > there
-    )
+def placed_for_exact(wish: Wish, free: Free, share: float = 1.0) -> Wish:
+    """Return the wish with all of the wanted layers on the GPU, or half of the target's, or none.
+
+    The text of exact mode depends on where layers are: no draft may change that, and what happens
+    to be free not layer by layer. A draft without room beside the target goes to the CPU.
+    """
+    alone = wish.without_draft()
+    there = alone.plan.target
+    fewer = (n for n in (there.n_layers // 2, 0) if n < there.gpu_layers)
+    steps = chain([alone], map(alone.with_target_layers, fewer))
+    found = next(other for other in steps if free.holds_on_gpu(other.plan, share))
+    pair = replace(wish, setting=found.setting)
+    return pair if free.holds_on_gpu(pair.plan, share) else pair.with_draft_on_cpu()
+
+
+def refusal(wish: Wish, free: Free, name: str) -> ModelLoadError | None:
+    """Return the error, with numbers and what would fit, if the memory is too small for a wish.
+
+    `name` is that of the models; their layers are where they have room (see `placed`).
+    """
+    if free.host is None or free.need(wish.plan) <= free.host:
+        return None
     found = list(_settings_that_fit(wish, free))
     hint = f"What would fit: {', or '.join(found)}." if found else "Take a smaller model."
-    raise ModelLoadError(
-        f"{name} with a window of {wanted.target.n_ctx} tokens needs {needs}",
+    need, there = size_text(free.need(wish.plan)), size_text(free.host)
+    return ModelLoadError(
+        f"{name} with a window of {wish.plan.target.n_ctx} tokens needs {need} of memory, "
+        f"where {there} are free",
         hint=f"{hint} {_FORCE}",
     )
 
@@ -144,11 +171,6 @@ def _settings_that_fit(wish: Wish, free: Free) -> Iterator[str]:
     for name in smaller if _can_quantize(wish) else ():
         if free.holds(wish.with_kv_type(name).plan):
             yield f"--kv-type {name}"
-            break
-    on_gpu = max(model.gpu_layers for model in wish.plan.models)
-    for n in range(on_gpu - 1, -1, -1):
-        if free.holds(wish.with_gpu_layers(n).plan):
-            yield f"--gpu-layers {n}"
             break
     if wish.draft is not None and wish.draft_setting is not None:
         longest = min(wish.draft_setting.n_ctx, wish.draft.n_ctx_train or _NEVER)
@@ -176,8 +198,6 @@ def _largest(
 
 
 def _can_quantize(wish: Wish) -> bool:
-    return wish.target.quantizable and (wish.draft is None or wish.draft.quantizable)
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.2f} GB"
+    """Return whether caches can be quantized, which takes flash attention."""
+    heads = wish.target.quantizable and (wish.draft is None or wish.draft.quantizable)
+    return heads and wish.setting.flash_attn

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
 from lspec.engine import Engine
 from lspec.errors import CatalogueError, RequestError
-from lspec.llama import KvType, LlamaModel, LoadOptions
+from lspec.llama import LlamaModel
 from lspec.model import rolls_back
 from lspec.opening import Opening
-from lspec.placement import placement
-from lspec.planning import DEFAULT_N_CTX, Planner
+from lspec.planning import DEFAULT_N_CTX
 from lspec.player import DrafterName
 from lspec.request import check_gamma, check_rule
 from lspec.round import MAX_GAMMA
 from lspec.template import check_variables
 from lspec.verify import RuleName
+from lspec.wanted import wanted
 
 log = logging.getLogger("lspec")
 
 DEFAULT_RULE: RuleName = "block"
-MAX_THREADS = 512  # llama.cpp's own limit
 
 
 def load(
@@ -53,7 +51,7 @@ def load(
     """Load a pulled pair of the catalogue (None: its default), or a target and a draft file.
 
     `n_ctx` is the window in tokens, "auto" for the largest that fits into memory; `draft_n_ctx` is
-    the draft's own (None: the same). `force` loads also what does not fit. `n_gpu_layers`
+    the draft's own (None: the same). `force` loads also what does not fit into it. `n_gpu_layers`
     -1 offloads every layer of both models where the installed llama-cpp-python can. `n_threads`
     None means the physical cores that this process may use. `gamma` is the number of drafted
     tokens per round: "auto" drafts as far as it pays (passes are timed once, for about 1.5 s, and
@@ -62,64 +60,50 @@ def load(
     well. `rule` says how drafted tokens are verified: "block", which judges the proposal as a
     whole (None: that one), or "rejection", token by token; both keep the target's law.
 
-    `exact` makes the text depend on target, prompt, sampling and seed alone, bit for bit: it is the
-    same with any draft and gamma, and with none. What that takes on this machine is found out the
-    first time (up to two minutes on a CPU) and remembered. `kv_type` is the type of both caches,
-    "f16", "q8_0" or "q4_0"; None is f16, but leaves `exact` the choice of the target's. If
-    `should_stop` says so during that search, KeyboardInterrupt is raised.
+    `exact` makes the text depend on target, prompt, sampling and seed alone, bit for bit, wherever
+    the target is computed in the same way: it is the same with any draft and gamma, and with none.
+    What that takes on this machine is found out the first time (up to two minutes on a CPU) and
+    remembered. `kv_type` is the type of both caches, "f16", "q8_0" or "q4_0"; None is f16, but
+    leaves `exact` the choice of the target's. If `should_stop` says so during that search,
+    KeyboardInterrupt is raised.
 
     `chat_template` is the source of a template instead of the model's own; `template_args` are its
     variables, as in `{"enable_thinking": False}`.
 
     `draft_n_gpu_layers` is the draft's own number of layers (None: the same). Of several GPUs all
     are used by their free memory, or in the shares of `tensor_split`, or `main_gpu` alone, a number
-    from 0 on. A GPU without room gets fewer layers, and a notice says so. `flash_attn` is "auto",
-    "on" or "off".
+    from 0 on. A GPU without room gets fewer layers, and a notice says so; `exact`, whose text
+    depends on that, puts all of the target there, half or none. `flash_attn` is "auto", "on" or
+    "off".
 
     Raises RequestError, CatalogueError, ModelLoadError, IncompatiblePairError.
     """
     gamma = check_gamma(gamma)
     check_variables(template_args or {})
-    window = DEFAULT_N_CTX if n_ctx == "auto" else _window(n_ctx)
-    _check_sizes(n_ctx=window, draft_n_ctx=draft_n_ctx, n_threads=n_threads)
     kind = _drafter_name("none" if gamma == 0 else drafter)
-    chosen_rule, chosen_kv = _rule(rule, exact=exact), _kv_type(kv_type)
+    chosen_rule = _rule(rule, exact=exact)
+    how = wanted(
+        n_ctx=n_ctx,
+        draft_n_ctx=draft_n_ctx,
+        n_gpu_layers=n_gpu_layers,
+        draft_n_gpu_layers=draft_n_gpu_layers,
+        main_gpu=main_gpu,
+        tensor_split=tensor_split,
+        flash_attn=flash_attn,
+        n_threads=n_threads,
+        kv_type=kv_type,
+        force=force,
+    )
     target_files, draft_files = locate(pair, target, draft)
     if kind == "model" and not draft_files:
         raise RequestError("drafter 'model' needs a draft model", hint="Name one with --draft.")
     if kind == "auto" and not draft_files:
         log.warning("no draft model: drafting by lookup in the text alone")
     draft_files = draft_files if kind in ("auto", "model") else ()
-    options = LoadOptions(
-        window,
-        MAX_GAMMA + 1,
-        n_gpu_layers=n_gpu_layers,
-        n_threads=n_threads,
-        kv_type=chosen_kv or "f16",
-        **placement(
-            main_gpu=main_gpu,
-            tensor_split=tensor_split,
-            flash_attn=flash_attn,
-            kv_type=kv_type,
-            layers=(n_gpu_layers, draft_n_gpu_layers),
-        ),
-    )
-    draft_options = replace(
-        options,
-        n_ctx=draft_n_ctx or window,
-        n_gpu_layers=n_gpu_layers if draft_n_gpu_layers is None else draft_n_gpu_layers,
-    )
-    planner = Planner(
-        target_files,
-        draft_files,
-        auto=n_ctx == "auto",
-        shares_window=draft_n_ctx is None,
-        force=force,
-    )
-    opening = Opening(target_files, draft_files, options, draft_options, planner)
+    opening = Opening(target_files, draft_files, how)
     widths = None
     if exact:
-        target_model, widths = opening.exact_target(chosen_kv, should_stop)
+        target_model, widths = opening.exact_target(should_stop)
     else:
         target_model = opening.target()
     draft_model = None
@@ -210,24 +194,3 @@ def _rule(name: str | None, *, exact: bool) -> RuleName:
     if exact and name not in (None, "coupled"):
         raise RequestError("exact mode has a rule of its own", hint="Leave out the rule.")
     return DEFAULT_RULE if name is None else check_rule(name)
-
-
-def _kv_type(name: str | None) -> KvType | None:
-    for known in (None, *get_args(KvType)):
-        if name == known:
-            return cast(KvType | None, known)
-    raise RequestError(f"kv_type must be f16, q8_0 or q4_0, not {name!r}")
-
-
-def _window(n_ctx: int | str) -> int:
-    if isinstance(n_ctx, str):
-        raise RequestError(f"n_ctx must be a number or 'auto', not {n_ctx!r}")
-    return n_ctx
-
-
-def _check_sizes(**sizes: int | None) -> None:
-    for name, size in sizes.items():
-        if size is not None and size < 1:
-            raise RequestError(f"{name} must be 1 or more, not {size}")
-    if (sizes.get("n_threads") or 1) > MAX_THREADS:
-        raise RequestError(f"n_threads must be at most {MAX_THREADS}, not {sizes['n_threads']}")

@@ -21,7 +21,6 @@ WINDOW_STEP = 256  # llama.cpp's own window is a multiple of it
 
 _FLOAT = 4
 _PROCESS = 60_000_000  # Python, the libraries, and what these work with
-_GPU_CONTEXT = 500_000_000  # what a driver takes for itself on the GPU
 _FRAGMENTS = 1_000_000  # that no tensor fits into, between those of a pass
 _TOKEN, _MERGE = 220, 160  # of a vocabulary in memory: maps in both directions, and our own list
 _LAYER = re.compile(r"blk\.(\d+)\.(.*)")
@@ -118,7 +117,10 @@ class ModelPlan:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What a pair takes: both models, and the process and the GPU's driver around them."""
+    """What a pair takes: both models, and the process around them.
+
+    Not what a GPU's driver takes there: what is free is told with the driver running.
+    """
 
     target: ModelPlan
     draft: ModelPlan | None
@@ -130,11 +132,6 @@ class MemoryPlan:
         return (self.target,) if self.draft is None else (self.target, self.draft)
 
     @property
-    def driver(self) -> int:
-        """What the GPU's driver takes."""
-        return _GPU_CONTEXT if any(model.gpu_layers for model in self.models) else 0
-
-    @property
     def host(self) -> int:
         """All that is taken of the machine's memory."""
         return self.process + sum(model.host.total for model in self.models)
@@ -142,7 +139,7 @@ class MemoryPlan:
     @property
     def gpu(self) -> int:
         """All that is taken of the GPU's memory."""
-        return self.driver + sum(model.gpu.total for model in self.models)
+        return sum(model.gpu.total for model in self.models)
 
 
 def shape_of(headers: Sequence[Header]) -> Shape:

@@ -2,64 +2,77 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from lspec.compat import require_match
-from lspec.llama import KvType, LlamaModel, LoadOptions
+from lspec.llama import LlamaModel, LoadOptions
 from lspec.placement import fit
-from lspec.planning import Planner
+from lspec.planning import Planner, Settled
 from lspec.probe import require_loadable
+from lspec.round import MAX_GAMMA
 from lspec.selfcheck import KV_TYPES, choose
+from lspec.wanted import Wanted
+
+log = logging.getLogger("lspec")
 
 
 class Opening:
     """Opens the target first, then the draft."""
 
-    def __init__(
-        self,
-        target: Sequence[Path],
-        draft: Sequence[Path],
-        options: LoadOptions,
-        draft_options: LoadOptions,
-        planner: Planner,
-    ) -> None:
-        """The options are what is wanted; the draft may have no files."""
+    def __init__(self, target: Sequence[Path], draft: Sequence[Path], wanted: Wanted) -> None:
+        """Read the headers; the draft may have no files. Raises ModelLoadError."""
         self._target, self._draft = target, draft
-        self._wanted, self._wanted_draft = options, draft_options
-        self._draft_options = draft_options
-        self._planner = planner
+        self._wanted = wanted
+        self._draft_options = wanted.draft
+        self._planner = Planner(
+            target,
+            draft,
+            auto=wanted.auto,
+            shares_window=wanted.shares_window,
+            force=wanted.force,
+        )
+        if wanted.own_draft and not draft:
+            log.warning("there is no draft model, so that options for one have no effect")
+
+    @cached_property
+    def settled(self) -> Settled:
+        """How the models will be opened, by what is free when this is first asked for."""
+        return self._planner.settle(self._wanted.target, self._wanted.draft)
+
+    @cached_property
+    def settled_exact(self) -> Settled:
+        """The same in exact mode, with the largest cache that may be chosen there.
+
+        What is chosen later depends on the target's layers, so that these must not.
+        """
+        largest = replace(
+            self._wanted.target, kv_type=self._wanted.kv_type or KV_TYPES[0], spare=MAX_GAMMA + 1
+        )
+        return self._planner.settle(largest, self._wanted.draft, exact=True)
 
     def target(self) -> LlamaModel:
         """Load the target. Raises ModelLoadError."""
-        options = self._settle(self._wanted)
-        require_loadable(self._target, self._draft)
+        options = self._begin(self.settled)
         return fit("target", self._target, options, lambda o: LlamaModel(self._target, o))
 
-    def exact_target(
-        self, kv_type: KvType | None, should_stop: Callable[[], bool]
-    ) -> tuple[LlamaModel, tuple[int, ...]]:
+    def exact_target(self, should_stop: Callable[[], bool]) -> tuple[LlamaModel, tuple[int, ...]]:
         """Load the target for exact mode; return it with the widths to keep to.
 
-        `kv_type` leaves no choice of the cache's type. Raises ModelLoadError, and KeyboardInterrupt
-        if `should_stop` ended the search.
+        Raises ModelLoadError, and KeyboardInterrupt if `should_stop` ended the search.
         """
 
         def load(options: LoadOptions) -> tuple[LlamaModel, tuple[int, ...]]:
+            kv_type = self._wanted.kv_type
             choice = choose(self._target, options, kv_type, should_stop=should_stop)
-            options = replace(
-                self._wanted,
-                n_gpu_layers=options.n_gpu_layers,
-                kv_type=choice.kv_type,
-                spare=max(choice.widths),
-            )
-            return LlamaModel(self._target, self._settle(options)), choice.widths
+            options = replace(options, kv_type=choice.kv_type, spare=max(choice.widths))
+            return LlamaModel(self._target, options), choice.widths
 
-        least = kv_type or KV_TYPES[-1]  # until it is chosen, the one that takes least
-        options = self._settle(replace(self._wanted, kv_type=least))
-        require_loadable(self._target, self._draft)
-        return fit("target", self._target, options, load)
+        options = self._begin(self.settled_exact)
+        return fit("target", self._target, options, load, exact=True)
 
     def draft(self, target: LlamaModel) -> LlamaModel:
         """Load the draft of `target`. Raises ModelLoadError, IncompatiblePairError."""
@@ -72,7 +85,12 @@ class Opening:
             raise
         return model
 
-    def _settle(self, options: LoadOptions) -> LoadOptions:
-        """Return the target's options as the plan allows; the draft's change with them."""
-        options, self._draft_options = self._planner.settle(options, self._wanted_draft)
-        return options
+    def _begin(self, settled: Settled) -> LoadOptions:
+        """Return the target's options, and keep the draft's. Raises ModelLoadError."""
+        if settled.refusal:
+            raise settled.refusal
+        if settled.notice:
+            log.warning(settled.notice)
+        require_loadable(self._target, self._draft)
+        self._draft_options = settled.draft
+        return settled.target

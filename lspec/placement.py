@@ -59,15 +59,20 @@ def placement(
         raise RequestError(f"flash_attn must be auto, on or off, not {flash_attn!r}")
     if flash_attn == "off" and kv_type not in (None, "f16"):
         raise RequestError(f"a cache of {kv_type} needs flash attention", hint="Leave it on auto.")
-    if can_offload():
-        _require_gpus(main_gpu, shares)
-    elif main_gpu is not None or shares or any((n or 0) > 0 for n in layers):
+    no_layers = not any(n != 0 for n in layers if n is not None)
+    chosen = main_gpu is not None or bool(shares)
+    if chosen and no_layers:
+        log.warning("no layer goes to a GPU, so that main_gpu and tensor_split have no effect")
+    elif can_offload():
+        if chosen:
+            _require_gpus(main_gpu, shares)
+    elif chosen or any((n or 0) > 0 for n in layers):
         log.warning(
             "the installed llama-cpp-python uses no GPU here, so that options for one have no "
             "effect: `lspec check` says why"
         )
-    elif layers[0] != 0 and (unused := [gpu for gpu in find() if gpu.backend != "Vulkan"]):
-        log.info("this machine's %s is not used: `lspec check` says what to do", unused[0].name)
+    elif layers[0] != 0 and log.isEnabledFor(logging.INFO):
+        _note_unused()
     return Placement(
         main_gpu=main_gpu, tensor_split=shares, flash_attn=cast(FlashAttention, flash_attn)
     )
@@ -78,14 +83,17 @@ def fit(
     files: Sequence[Path],
     options: LoadOptions,
     load: Callable[[LoadOptions], Loaded],
+    *,
+    exact: bool = False,
 ) -> Loaded:
-    """Return what `load` makes of `options`, with less on the GPU where it has no room.
+    """Return what `load` makes of `options`, with less on the GPU where the plan asks too much.
 
-    A target is tried with as many layers on it as were asked for, then with half of these, then
-    on the CPU. A draft goes to the CPU at once: half of it would slow down every token. A notice
-    says what was done. Raises ModelLoadError.
+    A target is tried with the layers of the plan, then with three quarters and half of these, then
+    on the CPU; in `exact` mode with half of all its layers, then on the CPU. A draft goes to the
+    CPU at once: half of it would slow down every token. A notice says what was done. Raises
+    ModelLoadError.
     """
-    others = _retreat(role, files, options.n_gpu_layers)
+    others = _retreat(role, files, options.n_gpu_layers, exact=exact)
     while True:
         try:
             return load(options)
@@ -93,24 +101,36 @@ def fit(
             n_layers = next(others, None)
             if n_layers is None:
                 raise
-        log.warning("the GPU has no room for the %s: %s", role, _way_out(role, n_layers))
+        log.warning(
+            "the GPU has less room for the %s than was planned with: %s",
+            role,
+            _way_out(role, n_layers),
+        )
         options = replace(options, n_gpu_layers=n_layers)
 
 
-def _retreat(role: Role, files: Sequence[Path], asked: int) -> Iterator[int]:
+def _retreat(role: Role, files: Sequence[Path], asked: int, *, exact: bool) -> Iterator[int]:
     """Yield the numbers of layers on the GPU to try after `asked`, in turn."""
     if role == "target":
         there = read_header(files[0]).number("block_count") + 1  # and the output
-        if half := (there if asked < 0 else min(asked, there)) // 2:
-            yield half
-    yield 0
+        now = there if asked < 0 else min(asked, there)
+        fewer = (there // 2,) if exact else (now * 3 // 4, now // 2)
+        yield from (n for n in dict.fromkeys(fewer) if 0 < n < now)
+    if asked:
+        yield 0
 
 
 def _way_out(role: Role, n_layers: int) -> str:
     if n_layers:
-        return f"{n_layers} layers of it go there, the others to the CPU"
+        return f"{n_layers} of its layers go there"
     slow = ", where drafting may not pay" if role == "draft" else ""
     return f"it goes to the CPU{slow}"
+
+
+def _note_unused() -> None:
+    unused = [gpu.name for gpu in find() if gpu.backend != "Vulkan"]
+    if unused:
+        log.info("this machine's %s is not used: `lspec check` says what to do", unused[0])
 
 
 def _require_gpus(main_gpu: int | None, shares: Sequence[float]) -> None:

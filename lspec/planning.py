@@ -2,31 +2,51 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lspec.errors import ModelLoadError
 from lspec.fitting import (
     Free,
     Outlook,
     Wish,
     largest_window,
     outlook,
-    require_room,
-    with_fewer_layers,
+    placed,
+    placed_for_exact,
+    refusal,
 )
 from lspec.gguf import Header, read_header
-from lspec.llama import LoadOptions, can_offload, prompt_chunk, used_gpus
+from lspec.llama import GPU_SPARE_BYTES, LoadOptions, can_offload, prompt_chunk, used_gpus
 from lspec.machine import free_memory
-from lspec.memory import WINDOW_STEP, Setting, shape_of
+from lspec.memory import WINDOW_STEP, MemoryPlan, ModelPlan, Setting, shape_of
 from lspec.probe import parts_of
 from lspec.round import MAX_GAMMA
 
-log = logging.getLogger("lspec")
-
 DEFAULT_N_CTX = 4096
 _SHARE = 0.9  # of what is free, for a window that is chosen: a plan may be wrong by a tenth
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """How models are to be loaded so that they fit, as far as that can be had.
+
+    `notice` says which layers do not go to the GPU ("": none that should). `refusal` is there if
+    the models do not fit all the same.
+    """
+
+    target: LoadOptions
+    draft: LoadOptions
+    wish: Wish
+    free: Free
+    notice: str
+    refusal: ModelLoadError | None
+
+    @property
+    def outlook(self) -> Outlook:
+        """What there is to say of it."""
+        return outlook(self.wish, self.free)
 
 
 def default_options() -> LoadOptions:
@@ -35,10 +55,15 @@ def default_options() -> LoadOptions:
 
 
 def free_here(options: LoadOptions) -> Free:
-    """Return what is free on this machine now; of the GPUs, of those that `options` use."""
-    # Asking a GPU starts its driver, which takes some of its memory.
-    told = [gpu.memory_free for gpu in used_gpus(options) if gpu.memory_total]
-    return Free(free_memory(), sum(told) if told else None)
+    """Return what is free on this machine now; of the GPUs, of those that `options` use.
+
+    Of each GPU what is to stay free is left out.
+    """
+    # Asking a GPU starts its driver, which takes some of its memory and of the machine's.
+    used = [gpu for gpu in used_gpus(options) if gpu.memory_total]
+    there = sum(max(0, gpu.memory_free - GPU_SPARE_BYTES) for gpu in used)
+    unified = any(gpu.kind == "integrated" for gpu in used)
+    return Free(free_memory(), there if used else None, unified)
 
 
 def read_headers(files: Sequence[Path]) -> list[Header]:
@@ -62,7 +87,7 @@ def wish_for(
 
 
 class Planner:
-    """Finds the windows to load models with, given by their files, or refuses to load them."""
+    """Finds the windows, and the layers on the GPU, to load models with, given by their files."""
 
     def __init__(
         self,
@@ -86,18 +111,17 @@ class Planner:
 
     def outlook(self, options: LoadOptions) -> Outlook:
         """Return what there is to say of loading both models with `options`."""
-        wish = wish_for(self._target, self._draft, options, options)
-        return outlook(wish, self._free or free_here(options))
+        return self.settle(options, options).outlook
 
     def settle(
-        self, options: LoadOptions, draft_options: LoadOptions
-    ) -> tuple[LoadOptions, LoadOptions]:
+        self, options: LoadOptions, draft_options: LoadOptions, *, exact: bool = False
+    ) -> Settled:
         """Return the options with their final windows and layers on the GPU.
 
-        A window that is chosen takes up to nine tenths of what is free, if that is enough for any;
-        where the system does not tell what is free, it stays as it is. Where all layers should go
-        to a GPU that has no room for them, fewer do, and a notice says so. Raises ModelLoadError
-        where the models do not fit.
+        Where a GPU has no room, fewer layers go there: as many as fit, or in `exact` mode half of
+        them or none. A window that is chosen is the largest that nine tenths of what is free hold
+        beside the layers that go to the GPU with the window of `options`; all of what is free where
+        nine tenths hold none. Where the system does not tell what is free, it stays as it is.
         """
         wish = wish_for(
             self._target,
@@ -106,36 +130,44 @@ class Planner:
             draft_options,
             shares_window=self._shares_window,
         )
-        free = self._free or free_here(options if options.n_gpu_layers else draft_options)
-        if self._auto and free.host is not None:
-            window = largest_window(wish, free, _SHARE) or largest_window(wish, free)
-            wish = wish.with_window(window or WINDOW_STEP)
-        if not self._force:
-            wish = self._make_fit(wish, free)
-        return _settled(options, wish.setting), _settled(draft_options, wish.draft_setting)
-
-    def _make_fit(self, wish: Wish, free: Free) -> Wish:
-        """Return the wish, maybe with fewer layers on the GPU. Raises ModelLoadError."""
-        if wish.setting.gpu_layers < 0 and not free.holds(wish.plan):
-            fewer = with_fewer_layers(wish, free)
-            if fewer is not None:
-                there = fewer.plan.target
-                log.warning(
-                    "the GPU has no room for the whole target: %d of its %d layers go there",
-                    there.gpu_layers,
-                    there.n_layers,
-                )
-                return fewer
-        require_room(wish, free, self._name)
-        return wish
+        on_gpu = options.n_gpu_layers or not self._draft
+        free = self._free or free_here(options if on_gpu else draft_options)
+        chooses = self._auto and free.host is not None
+        place = placed_for_exact if exact else placed
+        found = place(wish, free, _SHARE if chooses else 1.0)
+        if chooses:
+            window = largest_window(found, free, _SHARE) or largest_window(found, free)
+            found = found.with_window(window or WINDOW_STEP)
+        there = found.plan
+        return Settled(
+            _settled(options, found.setting, there.target),
+            _settled(draft_options, found.draft_setting, there.draft),
+            found,
+            free,
+            _notice(wish.plan, there),
+            None if self._force else refusal(found, free, self._name),
+        )
 
 
-def _settled(options: LoadOptions, setting: Setting | None) -> LoadOptions:
+def _settled(options: LoadOptions, setting: Setting | None, plan: ModelPlan | None) -> LoadOptions:
     """Return `options` as `setting` says; without a model there is nothing to say."""
-    if setting is None:
+    if setting is None or plan is None:
         return options
-    there = setting.gpu_layers if can_offload() else options.n_gpu_layers
+    there = -1 if plan.gpu_layers == plan.n_layers else plan.gpu_layers
+    if not can_offload():
+        there = options.n_gpu_layers
     return replace(options, n_ctx=setting.n_ctx, n_gpu_layers=there)
+
+
+def _notice(wanted: MemoryPlan, found: MemoryPlan) -> str:
+    """Return what is to be said of layers that have no room on the GPU; "" if there are none."""
+    moved, target = [], found.target
+    if target.gpu_layers < wanted.target.gpu_layers:
+        some = f"{target.gpu_layers} of the target's {target.n_layers} layers go there"
+        moved.append(some if target.gpu_layers else "the target goes to the CPU")
+    if found.draft and wanted.draft and found.draft.gpu_layers < wanted.draft.gpu_layers:
+        moved.append("the draft goes to the CPU, where drafting may not pay")
+    return f"the GPU has no room for everything: {' and '.join(moved)}" if moved else ""
 
 
 def _setting(options: LoadOptions) -> Setting:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +23,11 @@ from lspec.check import check as examine
 from lspec.cli import check as command
 from lspec.cli.check import ranges
 from lspec.cli.memory import memory_object
-from lspec.errors import LspecError, ModelLoadError, RequestError
+from lspec.errors import LspecError, RequestError
+from lspec.fitting import Free
+from lspec.llama import LoadOptions
 from lspec.offload import Offload
+from lspec.planning import Planner
 from lspec.selfcheck import Choice, Findings, best
 from lspec.widths import CONTEXTS, WIDTHS, Widths
 
@@ -132,13 +136,47 @@ def test_predictions_are_those_of_the_best_gamma(costs: Any) -> None:
     assert predict(replace(costs, draft=None)) == []
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_loaded(
-    chat_model: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("matches", [True, False])
+def test_what_does_not_fit_is_reported_and_nothing_is_loaded(
+    chat_model: Path,
+    chat_draft: Path,
+    mismatched: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    matches: bool,
 ) -> None:
     monkeypatch.setattr("lspec.planning.free_memory", lambda: 10**6)
-    monkeypatch.setattr("lspec.check.require_loadable", None)
-    with pytest.raises(ModelLoadError, match=r"a window of 4096 tokens needs .* are free"):
-        examine([chat_model], [])
+    for name in ("lspec.check.require_loadable", "lspec.opening.LlamaModel"):
+        monkeypatch.setattr(name, None)
+    report = examine([chat_model], [chat_draft if matches else mismatched])
+    assert report is not None
+    assert report.measured is None
+    assert report.refusal == "Take a smaller model. --force loads it all the same."
+    assert (report.mismatch is None) is matches
+    assert not report.memory.free.holds(report.memory.plan)
+
+
+def test_models_are_loaded_as_they_are_asked_for(
+    chat_model: Path, chat_draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lspec.check._COSTS_S", 0.05)
+    surveyed: list[tuple[LoadOptions, str | None]] = []
+
+    def survey(files: Any, options: LoadOptions, kv_type: str | None, **kwargs: Any) -> list[Any]:
+        surveyed.append((options, kv_type))
+        return []
+
+    monkeypatch.setattr("lspec.check.survey", survey)
+    report = examine(
+        [chat_model], [chat_draft], n_ctx=512, draft_n_ctx=300, kv_type="f16", n_threads=2
+    )
+    assert report is not None
+    assert report.measured is not None
+    assert report.measured.device == "on the CPU with 2 threads"
+    assert [model.n_ctx for model in report.memory.plan.models] == [512, 300]
+    ((options, kv_type),) = surveyed
+    assert (options.n_ctx, options.n_threads, kv_type) == (512, 2, "f16")
+    with pytest.raises(RequestError, match="n_ctx must be"):
+        examine([chat_model], [], n_ctx=0)
 
 
 # -- how it is said --
@@ -233,7 +271,9 @@ def test_json_is_one_object_with_the_same_facts(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = json.loads(say(REPORT, capsys, monkeypatch, "--json"))
-    assert list(result) == ["target", "draft", "mismatch", "memory", "build", "measured"]
+    assert list(result) == [
+        *("target", "draft", "mismatch", "memory", "refusal", "build", "measured"),
+    ]
     assert "CPU" in result["build"]["backends"]
     assert result["memory"] == json.loads(json.dumps(memory_object(ON_CPU)))
     assert result["target"]["files"] == ["/models/big.gguf"]
@@ -277,6 +317,41 @@ def test_mismatch_is_exit_code_1_with_the_difference(
     code, out, _ = printed(capsys, *args, "--json")
     assert code == 1
     assert json.loads(out)["measured"] is None
+
+
+def test_pair_that_does_not_fit_is_exit_code_1_with_the_plan_and_options_of_the_command(
+    chat_model: Path,
+    chat_draft: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    need = Planner([chat_model], [chat_draft], free=Free(None))
+    room = need.outlook(LoadOptions(1024, 17)).plan.host
+    monkeypatch.setattr("lspec.planning.free_memory", lambda: room)
+    monkeypatch.setattr("lspec.check.require_loadable", None)
+    args = ("--target", chat_model, "--draft", chat_draft)
+    code, out, err = printed(capsys, *args)
+    assert code == 1
+    assert err == ""
+    assert "Their vocabularies match." in out
+    assert ": it does not fit.\n" in out
+    (advice,) = (line for line in out.splitlines() if line.startswith("So nothing was measured."))
+    assert "--ctx 1024" in advice
+    known = {name for param in command.check.params for name in param.opts}
+    assert set(re.findall(r"--[a-z-]+", advice)) <= known
+    asked: list[dict[str, Any]] = []
+
+    def heard(target: Any, draft: Any, *, say: Any, should_stop: Any, **how: Any) -> Report:
+        asked.append({"draft": list(draft), **how})
+        return REPORT
+
+    monkeypatch.setattr(command, "examine", heard)
+    assert printed(capsys, *args, "--ctx", "auto", "--gpu-layers", 3)[0] == 0
+    assert printed(capsys, *args, "--drafter", "ngram", "--force")[0] == 0
+    assert asked == [
+        {"draft": [chat_draft], "n_ctx": "auto", "n_gpu_layers": 3, "force": False},
+        {"draft": [], "force": True},
+    ]
 
 
 def test_ctrl_c_ends_the_check(

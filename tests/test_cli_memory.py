@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -37,13 +38,18 @@ def test_plan_for_people() -> None:
 
 def test_plan_with_a_gpu() -> None:
     lines = [*memory_lines(ON_GPU)]
-    assert [line.split()[0] for line in lines[2:6]] == ["target", "20", "the", "the"]
+    assert [line.split()[0] for line in lines[2:5]] == ["target", "20", "the"]
     assert lines[3].split()[-1] == "GB"
     assert memory_sentence(ON_GPU) == (
         "With a window of 4096 tokens it takes 0.45 GB of memory (8.00 GB free) and "
-        "1.44 GB on the GPU (0.90 GB free): it does not fit."
+        "0.94 GB on the GPU (0.90 GB free): it does not fit."
     )
     assert lines[-1] == memory_sentence(ON_GPU)  # no window fits
+
+
+def test_memory_that_is_shared_with_the_gpu_counts_as_one() -> None:
+    shared = replace(ON_GPU, free=Free(8000 * MB, 950 * MB, unified=True))
+    assert "it takes 1.39 GB of memory (8.00 GB free) and 0.94 GB" in memory_sentence(shared)
 
 
 def test_what_is_free_is_left_out_where_it_is_not_known() -> None:
@@ -59,6 +65,6 @@ def test_plan_as_json(outlook: Outlook) -> None:
     assert found["target"]["host"]["weights"] == plan.target.host.weights
     assert ("draft" in found) == (plan.draft is not None)
     assert found["host"] == {"process": 100 * MB, "total": plan.host, "free": 8000 * MB}
-    assert found["gpu"] == {"driver": plan.driver, "total": plan.gpu, "free": outlook.free.gpu}
+    assert found["gpu"] == {"total": plan.gpu, "free": outlook.free.gpu}
     assert found["fits"] is (outlook is ON_CPU)
     assert found["largest_window"] == outlook.windows

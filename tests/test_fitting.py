@@ -13,9 +13,10 @@ from lspec.fitting import (
     Wish,
     largest_window,
     outlook,
-    require_room,
-    with_fewer_layers,
+    placed,
+    placed_for_exact,
 )
+from lspec.fitting import refusal as refusal_of
 from lspec.memory import KV_BYTES, WINDOW_STEP, Layer, Setting, Shape
 
 GB = 10**9
@@ -45,12 +46,13 @@ TARGET, DRAFT = shape(30, GB // 10), shape(10, GB // 20)
 ALONE = Wish(TARGET, SETTING)
 PAIR = Wish(TARGET, SETTING, DRAFT, SETTING)
 OFFLOADED = replace(ALONE, setting=replace(SETTING, gpu_layers=-1))
+BOTH = replace(PAIR, setting=OFFLOADED.setting, draft_setting=OFFLOADED.setting)
 
 
 def refusal(wish: Wish, free: Free) -> ModelLoadError:
-    with pytest.raises(ModelLoadError) as caught:
-        require_room(wish, free, "big.gguf")
-    return caught.value
+    error = refusal_of(wish, free, "big.gguf")
+    assert error is not None
+    return error
 
 
 def advice(wish: Wish, free: Free, option: str) -> str | None:
@@ -61,7 +63,7 @@ def advice(wish: Wish, free: Free, option: str) -> str | None:
 
 @pytest.mark.parametrize("free", [Free(None), Free(100 * GB), Free(100 * GB, 1)])
 def test_what_fits_or_cannot_be_known_is_not_refused(free: Free) -> None:
-    require_room(PAIR, free, "big.gguf")
+    assert refusal_of(PAIR, free, "big.gguf") is None
 
 
 def test_refusal_has_the_numbers_and_the_way_round() -> None:
@@ -73,7 +75,7 @@ def test_refusal_has_the_numbers_and_the_way_round() -> None:
     )
     assert error.hint.startswith("What would fit: --ctx ")
     assert error.hint.endswith("--force loads it all the same.")
-    require_room(PAIR, Free(need), "big.gguf")
+    assert refusal_of(PAIR, Free(need), "big.gguf") is None
 
 
 @pytest.mark.parametrize("wish", [ALONE, PAIR])
@@ -101,25 +103,27 @@ def test_type_of_cache_is_not_named_where_heads_cannot_be_quantized() -> None:
     assert advice(odd, Free(odd.plan.host - 1), "--ctx")
 
 
-def test_layers_that_are_named_are_the_most_that_fit() -> None:
-    free = Free(100 * GB, OFFLOADED.plan.gpu - 2 * GB)
-    assert "of GPU memory, where" in str(refusal(OFFLOADED, free))
-    assert "of memory, where" not in str(refusal(OFFLOADED, free))
-    n = int(advice(OFFLOADED, free, "--gpu-layers") or 0)
-    assert 0 < n < 31
-    assert free.holds(OFFLOADED.with_gpu_layers(n).plan)
-    assert not free.holds(OFFLOADED.with_gpu_layers(n + 1).plan)
+def test_type_of_cache_is_not_named_without_flash_attention() -> None:
+    scores = replace(ALONE, setting=replace(SETTING, flash_attn=False))
+    free = Free(scores.plan.host - 1)
+    assert advice(scores, free, "--kv-type") is None
+    assert advice(scores, free, "--ctx")
+    assert list(outlook(scores, free).windows) == ["f16"]
 
 
-def test_layers_are_not_named_where_the_host_has_no_room_for_them() -> None:
-    free = Free(OFFLOADED.plan.host, GB)
-    assert advice(OFFLOADED, free, "--gpu-layers") is None
+def test_layers_are_no_advice_since_the_gpu_gets_as_many_as_it_holds() -> None:
+    crowded = placed(BOTH, Free(GB, GB))
+    assert "GPU" not in str(refusal(crowded, Free(GB, GB)))
+    assert "gpu" not in refusal(crowded, Free(GB, GB)).hint
 
 
-def test_both_sides_can_be_too_small() -> None:
-    assert re.search(
-        r"GB of memory, .* and .* GB of GPU memory", str(refusal(OFFLOADED, Free(1, 1)))
-    )
+def test_where_the_gpu_shares_the_memory_both_sides_count_together() -> None:
+    need = OFFLOADED.plan.host + OFFLOADED.plan.gpu
+    own, shared = Free(need - 1, need), Free(need - 1, need, unified=True)
+    assert own.holds(OFFLOADED.plan)
+    assert not shared.holds(OFFLOADED.plan)
+    assert f"needs {need / 1e9:.2f} GB of memory" in str(refusal(OFFLOADED, shared))
+    assert refusal_of(OFFLOADED, Free(need, need, unified=True), "big.gguf") is None
 
 
 def test_draft_may_have_a_shorter_window_or_go() -> None:
@@ -169,16 +173,52 @@ def test_outlook_has_the_largest_window_of_every_type() -> None:
     assert list(outlook(odd, Free(None)).windows) == ["f16"]
 
 
-def test_fewer_layers_are_as_many_as_fit_and_the_draft_leaves_last() -> None:
-    both = replace(PAIR, setting=OFFLOADED.setting, draft_setting=OFFLOADED.setting)
-    free = Free(100 * GB, both.plan.gpu - GB)
-    found = with_fewer_layers(both, free)
-    assert found is not None
+def test_layers_are_as_many_as_fit_and_the_draft_leaves_last() -> None:
+    assert placed(BOTH, Free(100 * GB)) == placed(BOTH, Free(1, BOTH.plan.gpu)) == BOTH
+    free = Free(100 * GB, BOTH.plan.gpu - GB)
+    found = placed(BOTH, free)
     n = found.setting.gpu_layers
-    assert found == both.with_target_layers(n)
+    assert found == BOTH.with_target_layers(n)
     assert 0 < n < 31
-    assert not free.holds(both.with_target_layers(n + 1).plan)
-    alone = both.with_target_layers(0)
-    assert with_fewer_layers(both, Free(100 * GB, alone.plan.gpu)) == alone
-    assert with_fewer_layers(both, Free(100 * GB, alone.plan.gpu - 1)) == both.with_gpu_layers(0)
-    assert with_fewer_layers(both, Free(GB, GB)) is None
+    assert free.holds(found.plan)
+    assert not free.holds(BOTH.with_target_layers(n + 1).plan)
+    alone = BOTH.with_target_layers(0)
+    assert placed(BOTH, Free(100 * GB, alone.plan.gpu)) == alone
+    assert placed(BOTH, Free(100 * GB, alone.plan.gpu - 1)) == alone.with_draft_on_cpu()
+    assert placed(BOTH, Free(1, 1)) == alone.with_draft_on_cpu()  # whatever the host says
+
+
+def test_number_of_layers_that_was_asked_for_is_the_most() -> None:
+    asked = BOTH.with_target_layers(9)
+    assert placed(asked, Free(100 * GB, 100 * GB)) == asked
+    less = placed(asked, Free(100 * GB, asked.plan.gpu - 1))
+    assert 0 < less.setting.gpu_layers < 9
+
+
+def test_share_of_the_gpu() -> None:
+    free = Free(100 * GB, BOTH.plan.gpu)
+    found = placed(BOTH, free, 0.9)
+    assert found.plan.target.gpu_layers < 31
+    assert free.holds(found.plan, 0.9)
+
+
+def test_exact_mode_has_all_layers_half_or_none() -> None:
+    wish, half = OFFLOADED, OFFLOADED.with_target_layers(15)
+    found = [
+        placed_for_exact(wish, Free(100 * GB, free)).plan.target.gpu_layers
+        for free in (wish.plan.gpu, wish.plan.gpu - 1, half.plan.gpu, half.plan.gpu - 1)
+    ]
+    assert found == [31, 15, 15, 0]
+    asked = OFFLOADED.with_target_layers(9)
+    for free, n in ((asked.plan.gpu, 9), (asked.plan.gpu - 1, 0)):
+        assert placed_for_exact(asked, Free(100 * GB, free)).plan.target.gpu_layers == n
+
+
+@pytest.mark.parametrize("less", range(0, 8 * GB, GB // 3))
+def test_draft_does_not_change_the_layers_of_exact_mode(less: int) -> None:
+    free = Free(100 * GB, BOTH.plan.gpu - less)
+    alone, pair = (placed_for_exact(wish, free) for wish in (OFFLOADED, BOTH))
+    assert alone.plan.target == pair.plan.target
+    assert pair.draft_setting is not None
+    assert pair.draft_setting.gpu_layers in (-1, 0)
+    assert free.holds(pair.plan)

@@ -19,12 +19,12 @@ LAYERS = """
 errors
 params distribution truncation sampling round verify model exact widths logprobs costs estimates
 theory controller adaptive lookup drafters decoder stats comparison verdict text thinking compat
-gguf memory fitting machine devices ranges
+sizes gguf memory fitting machine devices ranges
 paths locks integrity template prompts history turn
 llama grammar chats
 placement offload
 catalogue user_catalogue hub_errors hub index store pull
-trial probe planning
+trial probe planning wanted
 measured selfcheck request player aio engine opening loading
 bench check dropin doctor
 server cli __main__ llm_plugin

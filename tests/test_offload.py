@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
+from pathlib import Path
+
 import pytest
 
 from lspec import offload as module
@@ -63,6 +67,20 @@ def test_survey_looks_for_other_gpus_only_where_none_is_used(
     assert survey().unused == ()
 
 
+def test_gpu_of_a_library_that_tells_nothing_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, told in (("gpus", ()), ("backends", ()), ("find", (Gpu("Apple GPU", "Metal"),))):
+        monkeypatch.setattr(module, name, lambda told=told: told)
+    monkeypatch.setattr(module, "can_offload", lambda: True)
+    found = survey()
+    assert found.unnamed
+    assert not found.commands
+    assert "CPU alone" not in "".join(lines(found))
+    assert "uses a GPU here" in "".join(lines(found))
+    monkeypatch.setattr(module, "can_offload", lambda: False)
+    assert survey().unused == (Gpu("Apple GPU", "Metal"),)
+    assert not survey().unnamed
+
+
 def test_gpu_in_use() -> None:
     assert said(built=("CUDA", "CPU"), used=(CUDA_DEVICE,)) == (
         "llama-cpp-python 0.3.36 is built for CUDA.\n"
@@ -84,6 +102,18 @@ def test_gpu_that_is_not_used_comes_with_the_command() -> None:
     assert "nvcc" in third
     assert command.startswith('  CMAKE_ARGS="-DGGML_CUDA=on" ')
     assert command.endswith("--no-binary llama-cpp-python llama-cpp-python==0.3.36")
+
+
+def test_command_quotes_the_interpreter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for path, typed in (
+        (tmp_path / "my envs/bin/python", "~/'my envs/bin/python'"),
+        (tmp_path / "env/bin/python", "~/env/bin/python"),
+        (Path("/opt/it's/python"), shlex.quote("/opt/it's/python")),
+    ):
+        monkeypatch.setattr(sys, "executable", str(path))
+        (command,) = Offload("0.3.36", ("CPU",), (), (Gpu("L4", "CUDA"),)).commands.values()
+        assert f" {typed} -m pip install " in command
 
 
 def test_two_gpus_of_a_kind_need_one_command() -> None:

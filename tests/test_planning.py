@@ -12,12 +12,13 @@ import tiny
 import lspec
 from lspec.errors import ModelLoadError, RequestError
 from lspec.fitting import Free
-from lspec.llama import LlamaModel
+from lspec.llama import GPU_SPARE_BYTES, LlamaModel, LoadOptions
 from lspec.llama.ggml import Device
 from lspec.planning import Planner, default_options, free_here
 from lspec.selfcheck import Choice
 
 OPTIONS = default_options()
+GB = 10**9
 PLENTY = Free(10**12)
 
 
@@ -25,7 +26,9 @@ def planned(target: Path, draft: Path, **how: object) -> tuple[int, int]:
     """Return the windows of target and draft that a planner settles on."""
     planner = Planner([target], [draft], **how)  # type: ignore[arg-type]
     settled = planner.settle(OPTIONS, OPTIONS)
-    return settled[0].n_ctx, settled[1].n_ctx
+    if settled.refusal:
+        raise settled.refusal
+    return settled.target.n_ctx, settled.draft.n_ctx
 
 
 def need(target: Path, draft: Path, n_ctx: int) -> int:
@@ -48,14 +51,19 @@ def test_this_machine_has_memory() -> None:
 
 
 def test_gpus_are_asked_only_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = Device("CUDA0", "", "gpu", "CUDA", memory_total=9000, memory_free=700)
+    gpu = Device("CUDA0", "", "gpu", "CUDA", memory_total=9 * GB, memory_free=GB)
+    full = replace(gpu, memory_free=GPU_SPARE_BYTES - 1)
     silent = replace(gpu, memory_total=0, memory_free=0)
-    monkeypatch.setattr("lspec.llama.native.gpus", lambda: (gpu, silent, gpu))
+    monkeypatch.setattr("lspec.llama.native.gpus", lambda: (gpu, silent, full, gpu))
     on_cpu = replace(OPTIONS, n_gpu_layers=0)
     assert free_here(on_cpu).gpu is None
-    assert free_here(OPTIONS).gpu == 1400
+    free = free_here(OPTIONS)
+    assert (free.gpu, free.unified) == (2 * (GB - GPU_SPARE_BYTES), False)
     monkeypatch.setattr("lspec.llama.native.gpus", lambda: (silent,))
     assert free_here(OPTIONS).gpu is None
+    inside = replace(gpu, kind="integrated")
+    monkeypatch.setattr("lspec.llama.native.gpus", lambda: (inside,))
+    assert free_here(OPTIONS).unified
 
 
 def test_auto_takes_the_largest_window_in_nine_tenths(chat_model: Path, chat_draft: Path) -> None:
@@ -72,7 +80,7 @@ def test_auto_takes_all_where_nine_tenths_hold_nothing(chat_model: Path, chat_dr
 def test_auto_leaves_a_draft_its_own_window(chat_model: Path, chat_draft: Path) -> None:
     planner = Planner([chat_model], [chat_draft], auto=True, shares_window=False, free=PLENTY)
     settled = planner.settle(OPTIONS, replace(OPTIONS, n_ctx=300))
-    assert [of.n_ctx for of in settled] == [4096, 300]
+    assert [of.n_ctx for of in (settled.target, settled.draft)] == [4096, 300]
 
 
 def test_auto_keeps_the_default_where_the_system_does_not_tell(
@@ -148,7 +156,7 @@ def test_draft_with_a_window_of_its_own(
         assert (engine.n_ctx, engine.draft.model.n_ctx) == (4096, 512)
 
 
-def test_exact_mode_plans_with_the_cache_that_it_chooses(
+def test_exact_mode_plans_with_the_largest_cache_that_it_may_choose(
     chat_model: Path, room: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lspec.opening.choose", lambda *args, **kwargs: Choice("f16", (1, 2, 3)))
@@ -174,6 +182,15 @@ def test_windows_that_make_no_sense(chat_model: Path, n_ctx: int | str) -> None:
         lspec.load(target=chat_model, n_ctx=n_ctx)
 
 
+@pytest.mark.parametrize("given", [{"draft_n_ctx": 300}, {"draft_n_gpu_layers": 0}])
+def test_options_of_a_draft_that_is_not_there_are_noted_once(
+    chat_model: Path, given: dict[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    lspec.load(target=chat_model, drafter="none", n_ctx=256, **given).close()  # type: ignore[arg-type]
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["there is no draft model, so that options for one have no effect"]
+
+
 # -- on the GPU --
 
 
@@ -182,28 +199,80 @@ def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lspec.planning.can_offload", lambda: True)
 
 
+def on_gpu(files: list[Path], options: LoadOptions) -> int:
+    """Return what a model takes of a GPU that holds whatever is asked of it."""
+    return Planner(files, [], free=PLENTY).outlook(options).plan.gpu
+
+
 @pytest.mark.usefixtures("with_gpu")
-def test_all_layers_means_as_many_as_the_gpu_has_room_for(
-    chat_model: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("asked", [-1, 3, 99])
+def test_layers_are_as_many_as_the_gpu_has_room_for(chat_model: Path, asked: int) -> None:
+    for n in range(4):
+        room = on_gpu([chat_model], replace(OPTIONS, n_gpu_layers=n))
+        planner = Planner([chat_model], [], free=Free(10**12, room), force=n % 2 == 0)
+        settled = planner.settle(replace(OPTIONS, n_gpu_layers=asked), OPTIONS)
+        assert settled.refusal is None
+        assert settled.target.n_gpu_layers == (-1 if n == 3 else n)
+        assert (
+            settled.notice.partition(": ")[2]
+            == (
+                "the target goes to the CPU",
+                "1 of the target's 3 layers go there",
+                "2 of the target's 3 layers go there",
+                "",
+            )[n]
+        )
+
+
+@pytest.mark.usefixtures("with_gpu")
+def test_draft_that_leaves_the_gpu_is_named(chat_model: Path, chat_draft: Path) -> None:
+    planner = Planner([chat_model], [chat_draft], free=Free(10**12, 10**6))
+    settled = planner.settle(OPTIONS, OPTIONS)
+    assert [of.n_gpu_layers for of in (settled.target, settled.draft)] == [0, 0]
+    assert settled.notice == (
+        "the GPU has no room for everything: the target goes to the CPU and the draft goes to the "
+        "CPU, where drafting may not pay"
+    )
+    unwanted = planner.settle(OPTIONS, replace(OPTIONS, n_gpu_layers=0))
+    assert "draft" not in unwanted.notice
+
+
+@pytest.mark.usefixtures("with_gpu")
+def test_memory_alone_is_a_reason_to_refuse(chat_model: Path) -> None:
+    planner = Planner([chat_model], [], free=Free(10**6, 10**6))
+    refusal = planner.settle(OPTIONS, OPTIONS).refusal
+    assert "of memory, where 1.00 MB are free" in str(refusal)
+    assert "GPU" not in str(refusal)
+
+
+@pytest.mark.usefixtures("with_gpu")
+def test_auto_leaves_layers_on_the_cpu_before_the_window_is_short(chat_model: Path) -> None:
+    room = int(on_gpu([chat_model], replace(OPTIONS, n_gpu_layers=1)) / 0.9) + 1
+    planner = Planner([chat_model], [], auto=True, free=Free(10**12, room))
+    settled = planner.settle(OPTIONS, OPTIONS)
+    assert settled.target.n_gpu_layers == 1
+    assert settled.target.n_ctx == 4096
+
+
+@pytest.mark.usefixtures("with_gpu")
+def test_exact_mode_is_placed_without_looking_at_the_draft(
+    chat_model: Path, chat_draft: Path
 ) -> None:
-    plans = [
-        Planner([chat_model], [], free=PLENTY).outlook(replace(OPTIONS, n_gpu_layers=n)).plan
-        for n in range(4)
+    room = Free(10**12, on_gpu([chat_model], OPTIONS))
+    found = [
+        Planner([chat_model], draft, free=room).settle(OPTIONS, OPTIONS, exact=True)
+        for draft in ([], [chat_draft])
     ]
-    for n, plan in enumerate(plans):
-        planner = Planner([chat_model], [], free=Free(10**12, plan.gpu))
-        assert planner.settle(OPTIONS, OPTIONS)[0].n_gpu_layers == (-1 if n == 3 else n)
-    said = [record.getMessage().partition(": ")[2] for record in caplog.records]
-    assert said == [f"{n} of its 3 layers go there" for n in range(3)]
+    assert [settled.target.n_gpu_layers for settled in found] == [-1, -1]
+    assert found[1].draft.n_gpu_layers == 0
+    less = Planner([chat_model], [], free=replace(room, gpu=(room.gpu or 0) - 1))
+    assert less.settle(OPTIONS, OPTIONS, exact=True).target.n_gpu_layers == 1
 
 
 @pytest.mark.usefixtures("with_gpu")
-def test_number_of_layers_that_does_not_fit_is_refused(chat_model: Path) -> None:
-    planner = Planner([chat_model], [], free=Free(10**12, 10**6))
-    with pytest.raises(
-        ModelLoadError, match=r"GB of GPU memory, where 0\.00 GB are free"
-    ) as caught:
-        planner.settle(replace(OPTIONS, n_gpu_layers=2), OPTIONS)
-    assert "--gpu-layers 0" in caught.value.hint
-    forced = Planner([chat_model], [], free=Free(10**12, 10**6), force=True)
-    assert forced.settle(OPTIONS, OPTIONS)[0] == OPTIONS
+def test_gpu_is_heeded_where_the_system_does_not_tell_its_memory(chat_model: Path) -> None:
+    room = on_gpu([chat_model], replace(OPTIONS, n_gpu_layers=1))
+    planner = Planner([chat_model], [], auto=True, free=Free(None, room))
+    settled = planner.settle(OPTIONS, OPTIONS)
+    assert (settled.target.n_gpu_layers, settled.target.n_ctx) == (1, OPTIONS.n_ctx)
+    assert settled.refusal is None

@@ -15,43 +15,50 @@ from lspec.check import Facts, Measured, Report
 from lspec.check import check as examine
 from lspec.cli import offload
 from lspec.cli.answer import stop_on_interrupt
+from lspec.cli.loading import show_notices
 from lspec.cli.memory import memory_lines, memory_object
 from lspec.cli.models import as_json, pull_missing
-from lspec.cli.options import FILE_OPTIONS, add, split
+from lspec.cli.options import DRAFTER_OPTION, FILE_OPTIONS, LOAD_OPTIONS, add, split
 from lspec.cli.output import EXIT_FAILED, note
-from lspec.cli.pulling import size_text
 from lspec.costs import Costs
 from lspec.loading import locate
 from lspec.offload import survey
 from lspec.selfcheck import Choice, Findings
+from lspec.sizes import size_text
 from lspec.widths import Widths
 
 GAMMAS = (1, 2, 4, 8)
 
 
 @click.command()
-@add(FILE_OPTIONS)
+@add(FILE_OPTIONS, (DRAFTER_OPTION,), LOAD_OPTIONS)
 @as_json
 def check(*, as_json: bool, **_: Any) -> int:
     """Tell what a pair can do on this machine.
 
     Do the two match, can they take back drafted tokens, what do passes cost and what should that
     gain, which pass widths agree bit for bit (see --exact), how much memory does it take, is a
-    GPU in use. The first time this takes up to two minutes; `lspec bench` measures the gain itself.
+    GPU in use. Give it the options that you load with. The first time this takes up to two minutes;
+    `lspec bench` measures the gain itself. The exit code is 1 where the two do not match or fit.
     """
     models, _options = split()
-    if "target" not in models.load and "draft" not in models.load:
+    how = dict(models.load)
+    files = how.pop("target", None), how.pop("draft", None)
+    alone = how.pop("drafter", "auto") in ("ngram", "none")
+    show_notices()
+    if files == (None, None):
         pull_missing(models.pair)
-    target, draft = locate(models.pair, models.load.get("target"), models.load.get("draft"))
+    target, draft = locate(models.pair, *files)
+    draft = () if alone else draft
     with stop_on_interrupt() as should_stop:
-        report = examine(target, draft, say=note, should_stop=should_stop)
+        report = examine(target, draft, say=note, should_stop=should_stop, **how)
     if report is None:
         raise KeyboardInterrupt
     if as_json:
         click.echo(json.dumps(_object(report), ensure_ascii=False, indent=2))
     else:
         click.echo("\n".join((*_lines(report), "", *offload.lines(survey()))))
-    return EXIT_FAILED if report.mismatch else 0
+    return 0 if report.measured else EXIT_FAILED
 
 
 def _object(report: Report) -> dict[str, Any]:
@@ -86,6 +93,8 @@ def _lines(report: Report) -> Iterator[str]:
         yield from ("", *_cost_lines(report.measured))
         yield from ("", *_exact_lines(report.measured.exact, report.measured.choice))
     yield from ("", *memory_lines(report.memory))
+    if report.refusal:
+        yield f"So nothing was measured. {report.refusal}"
     if report.measured and report.measured.peak_bytes:
         yield f"This check used {size_text(report.measured.peak_bytes)} at most."
 

@@ -103,7 +103,8 @@ def _build(build: dict[str, Any]) -> Iterator[str]:
     for backend, command in build["commands"].items():
         yield f"{'':12} with {NEEDS[backend]}: {command}"
     if not build["gpus"] and not build["unused"]:
-        yield f"{'GPU':12} none"
+        unnamed = build.get("unnamed")  # the library does not list what it uses
+        yield f"{'GPU':12} {'in use' if unnamed else 'none'}"
 
 
 def _hub(hub: dict[str, Any]) -> Iterator[str]:

@@ -6,7 +6,7 @@ import click
 
 from lspec import catalogue, store
 from lspec.cli.models import pair_size
-from lspec.cli.pulling import size_text
+from lspec.sizes import size_text
 
 
 def show() -> None:

@@ -20,15 +20,20 @@ class _Notices(logging.Handler):
         note(f"note: {record.getMessage()}")
 
 
+def show_notices() -> None:
+    """Let what the library has to say appear as remarks on stderr."""
+    log = logging.getLogger("lspec")
+    log.handlers = [_Notices()]
+    log.setLevel(logging.INFO if on_terminal() else logging.WARNING)
+
+
 def load(models: ModelChoice, *, thread: Executor | None = None) -> lspec.Engine:
     """Load the chosen models; a pair of the catalogue is pulled first where it is missing.
 
     They are loaded in `thread` if one is given. It is where they should be used then: OpenMP keeps
     workers for each thread that it was ever called from, and waits less eagerly with more of them.
     """
-    log = logging.getLogger("lspec")
-    log.handlers = [_Notices()]
-    log.setLevel(logging.INFO if on_terminal() else logging.WARNING)
+    show_notices()
     if "target" not in models.load and "draft" not in models.load:
         from lspec.cli.models import pull_missing
 

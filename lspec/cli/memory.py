@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from lspec.cli.pulling import size_text
 from lspec.fitting import Outlook
 from lspec.memory import MemoryPlan, ModelPlan, Part
+from lspec.sizes import size_text
 
 _COLUMNS = ("", "weights", "cache", "buffers", "vocabulary", "in all")
 
@@ -18,7 +18,7 @@ def memory_object(outlook: Outlook) -> dict[str, Any]:
     return {
         **{role: _model_object(model) for role, model in _roles(plan)},
         "host": {"process": plan.process, "total": plan.host, "free": outlook.free.host},
-        "gpu": {"driver": plan.driver, "total": plan.gpu, "free": outlook.free.gpu},
+        "gpu": {"total": plan.gpu, "free": outlook.free.gpu},
         "fits": outlook.free.holds(plan),
         "largest_window": outlook.windows,
     }
@@ -38,7 +38,7 @@ def memory_lines(outlook: Outlook) -> Iterator[str]:
 def memory_sentence(outlook: Outlook) -> str:
     """Return what a plan comes to, beside what is free."""
     plan, free = outlook.plan, outlook.free
-    sides = [_side("of memory", plan.host, free.host)]
+    sides = [_side("of memory", free.need(plan), free.host)]
     if plan.gpu:
         sides.append(_side("on the GPU", plan.gpu, free.gpu))
     verdict = "" if free.holds(plan) else ": it does not fit"
@@ -75,8 +75,6 @@ def _rows(plan: MemoryPlan) -> Iterator[tuple[str, ...]]:
         if model.gpu_layers:
             yield _row(f"  {model.gpu_layers} of {model.n_layers} layers on the GPU", model.gpu)
     yield ("the program", "", "", "", "", size_text(plan.process))
-    if plan.driver:
-        yield ("the GPU's driver", "", "", "", "", size_text(plan.driver))
 
 
 def _row(name: str, part: Part) -> tuple[str, ...]:

@@ -12,12 +12,8 @@ from lspec import catalogue, store, user_catalogue
 from lspec.catalogue import Model, Pair
 from lspec.cli.completion import pair_names
 from lspec.cli.output import note, style
-from lspec.cli.pulling import (
-    pull_visibly,
-    require_matching_vocabularies,
-    show_memory,
-    size_text,
-)
+from lspec.cli.pulling import pull_visibly, require_matching_vocabularies, show_memory
+from lspec.sizes import size_text
 
 if TYPE_CHECKING:
     from lspec.pull import Source

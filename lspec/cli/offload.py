@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lspec.cli.pulling import size_text
 from lspec.devices import NEEDS
 from lspec.offload import Offload
+from lspec.sizes import size_text
 
 
 def lines(found: Offload) -> Iterator[str]:
     """Yield what is used, or what is not and how to change that."""
+    if found.unnamed:
+        yield f"llama-cpp-python {found.version} uses a GPU here; which one, it does not tell."
+        return
     built = " and ".join(found.for_gpus) or "the CPU alone"
     yield f"llama-cpp-python {found.version} is built for {built}."
     for i, gpu in enumerate(found.gpus):

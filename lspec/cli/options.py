@@ -123,24 +123,16 @@ GPU_OPTIONS = (
     ),
 )
 
-ENGINE_OPTIONS = (
-    _option(
-        "--drafter",
-        type=click.Choice(["auto", "model", "ngram", "none"]),
-        default="auto",
-        show_default=True,
-        help="Who drafts; none: plain decoding.",
-    ),
-    _option(
-        "--exact",
-        is_flag=True,
-        help="The same text with any draft and gamma, and with none, bit for bit.",
-    ),
-    _option(
-        "--rule",
-        type=click.Choice(["block", "rejection"]),
-        help="How drafted tokens are verified (default block).",
-    ),
+DRAFTER_OPTION = _option(
+    "--drafter",
+    type=click.Choice(["auto", "model", "ngram", "none"]),
+    default="auto",
+    show_default=True,
+    help="Who drafts; none: plain decoding.",
+)
+
+# How models are loaded, whatever is done with them then.
+LOAD_OPTIONS = (
     _option(
         "--kv-type",
         type=click.Choice(["f16", "q8_0", "q4_0"]),
@@ -155,6 +147,21 @@ ENGINE_OPTIONS = (
     _option("--force", is_flag=True, help="Load also what does not fit into memory."),
     _option("--threads", type=click.IntRange(1, 512), help="CPU threads (default: all cores)."),
     *GPU_OPTIONS,
+)
+
+ENGINE_OPTIONS = (
+    DRAFTER_OPTION,
+    _option(
+        "--exact",
+        is_flag=True,
+        help="The same text with any draft and gamma, and with none, bit for bit.",
+    ),
+    _option(
+        "--rule",
+        type=click.Choice(["block", "rejection"]),
+        help="How drafted tokens are verified (default block).",
+    ),
+    *LOAD_OPTIONS,
     _option("--chat-template", type=FILE, help="A Jinja2 file to use instead of the model's own."),
     _option(
         "--template-arg",

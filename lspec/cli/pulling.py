@@ -11,6 +11,7 @@ import click
 from lspec import store
 from lspec.catalogue import ModelFile, Pair
 from lspec.cli.output import note, style
+from lspec.sizes import size_text as size_text
 from lspec.store import PairFiles
 
 if TYPE_CHECKING:
@@ -48,13 +49,6 @@ def require_matching_vocabularies(pair: Pair, files: PairFiles) -> None:
     click.echo(f"{pair.name}: files checked, vocabularies {verdict}", err=True)
 
 
-def size_text(size: int | None) -> str:
-    """Return a size in bytes for people."""
-    if size is None:
-        return "?"
-    return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.2f} MB"
-
-
 def show_memory(files: PairFiles) -> None:
     """Print the memory plan of a pair that is on the disk."""
     from lspec.cli.memory import memory_lines
@@ -69,7 +63,7 @@ def _note_memory(plan: Plan) -> None:
     """Say what a pair will take, where that can be known before it is fetched."""
     try:
         from lspec.cli.memory import memory_sentence
-        from lspec.fitting import outlook
+        from lspec.fitting import outlook, placed
         from lspec.planning import default_options, free_here, wish_for
     except (ImportError, OSError, RuntimeError):  # llama.cpp is broken: that can be mended later
         return
@@ -77,8 +71,9 @@ def _note_memory(plan: Plan) -> None:
 
     if headers := read_headers(plan):
         options = default_options()
-        wish = wish_for(*headers, options, options)
-        note(memory_sentence(outlook(wish, free_here(options))))
+        free = free_here(options)
+        wish = placed(wish_for(*headers, options, options), free)
+        note(memory_sentence(outlook(wish, free)))
 
 
 class _Bars:

@@ -4,6 +4,7 @@ from lspec.llama.chat import chat_format, chat_renderer, variables_of
 from lspec.llama.ggml import Device, backends, gpus
 from lspec.llama.model import LlamaModel, prompt_chunk
 from lspec.llama.native import (
+    GPU_SPARE_BYTES,
     VERSION,
     FlashAttention,
     KvType,
@@ -16,6 +17,7 @@ from lspec.llama.native import (
 from lspec.llama.vocab import Vocab, read_vocabulary
 
 __all__ = [
+    "GPU_SPARE_BYTES",
     "VERSION",
     "Device",
     "FlashAttention",

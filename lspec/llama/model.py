@@ -15,14 +15,12 @@ import numpy as np
 
 from lspec.errors import DecodeError, GpuMemoryError, RollbackError
 from lspec.llama import native
-from lspec.llama.native import VERSION, LoadOptions
+from lspec.llama.native import GPU_SPARE_BYTES, VERSION, LoadOptions
 from lspec.llama.vocab import Vocab
 from lspec.model import FloatRows
 
 # Prompt tokens per pass. On a CPU 64 are as fast as 512, and Ctrl-C is heard within a second.
 _CHUNK_CPU, _CHUNK_GPU = 64, 512
-# Bytes of a GPU that must stay free: a backend that is refused some in a pass ends the process.
-_SPARE_BYTES = 200_000_000
 
 
 def prompt_chunk(options: LoadOptions) -> int:
@@ -52,12 +50,13 @@ class LlamaModel:
         self.kv_type = options.kv_type
         self.options = options
         self._last_width = 0
+        free = native.free_gpu_memory(options) if self._on_gpu else ()
         model = native.load_model(paths, native.model_params(options))
         context = native.new_context(model, paths[0], options, n_batch=self.n_batch)
         batch = lib.llama_batch_init(self.n_batch, 0, 1)
         lock = threading.RLock()
         self.close = weakref.finalize(self, _free, lock, context, model, batch)
-        self._require_spare_memory()
+        self._require_spare_memory(free)
 
         self._model, self._context, self._batch = model, context, batch
         self._memory = lib.llama_get_memory(context)
@@ -101,9 +100,17 @@ class LlamaModel:
         files = [(str(path), state.st_size, state.st_mtime_ns) for path, state in states]
         return (VERSION, self.device, self.options.placement, self.kv_type, *files)
 
-    def _require_spare_memory(self) -> None:
-        left = native.free_gpu_memory(self.options) if self._on_gpu else None
-        if left is not None and left < _SPARE_BYTES:
+    def _require_spare_memory(self, before: Sequence[int]) -> None:
+        """Raise GpuMemoryError, given what was free of each GPU, if too little is left of one.
+
+        One that others had filled before tells nothing, unless there is no other.
+        """
+        after = native.free_gpu_memory(self.options) if before else ()
+        had_room = [
+            left for was, left in zip(before, after, strict=False) if was >= GPU_SPARE_BYTES
+        ]
+        left = min(had_room or after, default=GPU_SPARE_BYTES)
+        if left < GPU_SPARE_BYTES:
             self.close()
             raise GpuMemoryError(
                 f"{self.paths[0]} leaves only {left / 1e6:.0f} MB of the GPU free",

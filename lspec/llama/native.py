@@ -25,8 +25,12 @@ from lspec.machine import usable_cores
 
 _LOG_ERROR = 4
 _LOADING = "llama_model_load: error loading model: "
-# What llama.cpp and its backends say where memory is short.
+# What llama.cpp and its backends say where memory is short, and where it is the machine's.
 _NO_MEMORY = re.compile(r"allocat|out of memory", re.IGNORECASE)
+_OF_MACHINE = re.compile(r"cpu|aligned_malloc", re.IGNORECASE)
+
+# Bytes of a GPU that must stay free: a backend that is refused some in a pass ends the process.
+GPU_SPARE_BYTES = 200_000_000
 
 VERSION: str = lib.__version__
 
@@ -108,10 +112,9 @@ def used_gpus(options: LoadOptions) -> tuple[Device, ...]:
     return used
 
 
-def free_gpu_memory(options: LoadOptions) -> int | None:
-    """Return the free bytes of the fullest GPU that `options` use; None where none is told."""
-    used = used_gpus(options)
-    return min((gpu.memory_free for gpu in used if gpu.memory_total), default=None)
+def free_gpu_memory(options: LoadOptions) -> tuple[int, ...]:
+    """Return the free bytes of each GPU that `options` use and that tells them."""
+    return tuple(gpu.memory_free for gpu in used_gpus(options) if gpu.memory_total)
 
 
 def model_params(options: LoadOptions) -> Any:
@@ -213,7 +216,8 @@ def free(context: Any, model: Any, batch: Any) -> None:
 def _failure(*, on_gpu: bool) -> type[ModelLoadError]:
     """Return the class of the error for what llama.cpp has just refused."""
     complaints = (line for level, line in _log if level == _LOG_ERROR)
-    full = on_gpu and can_offload() and any(map(_NO_MEMORY.search, complaints))
+    short = [line for line in complaints if _NO_MEMORY.search(line)]
+    full = on_gpu and can_offload() and short and not any(map(_OF_MACHINE.search, short))
     return GpuMemoryError if full else ModelLoadError
 
 
