@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import tiny
 
 import lspec
-from lspec import loading, probe, trial
+from lspec import opening, probe, trial
 from lspec.gguf import parse_header, read_header
 
 # What a process is doing with a file, then how that ended.
@@ -253,7 +253,7 @@ class Run:
 def load_in_earnest(path: Path) -> None:
     """Load a file that passed the trial as lspec.load does, and write a few tokens."""
     with (
-        mock.patch.object(loading, "require_loadable"),
+        mock.patch.object(opening, "require_loadable"),
         lspec.load(target=path, n_ctx=128, n_threads=1, gamma=2, drafter="ngram") as engine,
     ):
         with suppress(lspec.LspecError):
