@@ -40,7 +40,8 @@ class Stats:
         if self.block_efficiency is not None:
             parts.append(f"{self.block_efficiency:.2f} per round")
         if self.rounds and not self.drafted:
-            parts.append("plain")
+            cost = self.plain_rounds.get("cost", 0) > self.rounds / 2
+            parts.append("plain (drafting does not pay here)" if cost else "plain")
         if self.acceptance_rate is not None:
             parts.append(f"alpha {self.acceptance_rate:.2f}")
         return ", ".join(parts)

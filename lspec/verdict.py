@@ -27,13 +27,17 @@ def verdict(rows: Sequence[Row]) -> str:
 
 
 def pays(row: Row) -> bool:
-    """Return whether `row` is faster than plain decoding by more than noise, in every repeat."""
-    return row.speedup.median >= _WORTH and row.speedup.low > 1
+    """Return whether `row` is faster than plain decoding by more than noise, in every repeat.
+
+    Where nothing was drafted, plain decoding was compared with itself.
+    """
+    drafted = row.acceptance_rate is not None
+    return drafted and row.speedup.median >= _WORTH and row.speedup.low > 1
 
 
 def best(rows: Sequence[Row]) -> Row:
-    """Return the row with the largest speedup."""
-    return max(rows, key=lambda row: row.speedup.median)
+    """Return the row with the largest speedup, which is 1 where nothing was drafted."""
+    return max(rows, key=lambda row: 1.0 if row.acceptance_rate is None else row.speedup.median)
 
 
 def _clause(rows: Sequence[Row], temperature: float) -> tuple[str, str]:
@@ -49,6 +53,8 @@ def _clause(rows: Sequence[Row], temperature: float) -> tuple[str, str]:
     peaks = [best([row for row in rows if row.category == category]) for category in categories]
     if gains := _list([row for row in peaks if pays(row)], with_gamma=True):
         return "part", f"{where} for {gains}, while over all prompts {reached}"
+    if overall.acceptance_rate is None:
+        return "no", f"not {where}, where gamma {overall.gamma} drafted nothing and was right"
     cost = overall.block_efficiency / overall.improvement_factor
     return "no", (
         f"not {where}, where {reached}: a round yields {overall.block_efficiency:.2f} tokens "

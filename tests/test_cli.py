@@ -60,7 +60,7 @@ def test_json_is_one_object_with_the_documented_keys(pair: list[str]) -> None:
     done = run("generate", *pair, "--json", "-p", "Hello", "--temperature", "0", "--max-tokens=20")
     result = json.loads(done.stdout)
     assert (done.returncode, done.stderr) == (0, "")
-    assert list(result) == ["text", "tokens", "finish_reason", "stats"]
+    assert list(result) == ["text", "tokens", "finish_reason", "seed", "stats"]
     assert list(result["stats"]) == KEYS
     assert result["stats"]["rounds"] < result["stats"]["generated_tokens"]
 

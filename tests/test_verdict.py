@@ -71,3 +71,13 @@ def test_automatic_gamma_is_named() -> None:
 def test_nothing_measured_and_nothing_drafted_are_no_verdicts() -> None:
     assert "Nothing was measured" in verdict([])
     assert "No token was drafted" in verdict([a_row("all", 1.0, gamma="auto", alpha=None)])
+
+
+def test_a_setting_that_never_drafted_does_not_pay_however_fast_it_seems() -> None:
+    idle = [a_row("all", 1.16, gamma="auto", alpha=None)]
+    slow = [a_row("all", 0.7, gamma=2)]
+    said = verdict([*idle, *slow])
+    assert said == (
+        "This pair does not pay on this machine: not at temperature 0, where gamma auto drafted "
+        "nothing and was right."
+    )

@@ -119,6 +119,7 @@ def to_json(completion: Completion) -> str:
             **(apart if completion.answer != completion.text else {}),
             "tokens": completion.tokens,
             "finish_reason": completion.finish_reason,
+            "seed": completion.seed,
             **({"logprobs": list(map(asdict, logprobs))} if logprobs else {}),
             "stats": asdict(completion.stats),
         },

@@ -299,6 +299,8 @@ def _response_format(given: dict[str, Any]) -> dict[str, Any] | None:
             schema = json.loads(_read(given["json_schema"]))
         except ValueError as error:
             raise click.UsageError(f"{given['json_schema']} is not JSON: {error}") from None
+        if not isinstance(schema, dict | bool):
+            raise click.UsageError(f"{given['json_schema']} is no JSON schema, which is an object.")
         return {"type": "json_schema", "json_schema": {"schema": schema}}
     if "grammar" in given:
         return {"type": "grammar", "grammar": _read(given["grammar"])}

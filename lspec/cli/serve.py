@@ -74,7 +74,14 @@ def serve(**params: Any) -> int:
 
     models, _ = split()
     thread = ThreadPoolExecutor(1, thread_name_prefix="lspec-play")
-    with bind(params["host"], params["port"]) as sock:
+    try:
+        bound = bind(params["host"], params["port"])
+    except OSError as error:
+        raise LspecError(
+            f"cannot listen on {params['host']} port {params['port']}: {error.strerror or error}",
+            hint="Choose another one with --port, or end the program that has it.",
+        ) from None
+    with bound as sock:
         host, port = sock.getsockname()[:2]
         _require_key(host, params["api_key"], no_auth=params["no_auth"])
         with load(models, thread=thread) as engine:

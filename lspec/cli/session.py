@@ -146,7 +146,7 @@ class Session:
         return [{"role": "system", "content": self._system}] if self._system else []
 
     def _command(self, name: str, rest: str) -> bool:
-        if name == "bye":
+        if name in ("bye", "exit", "quit"):
             return False
         command = getattr(self, f"_do_{name}", None)
         if command is None:
