@@ -598,7 +598,7 @@ def test_command_line_answers_by_a_schema_or_a_grammar(chat_model: Path, tmp_pat
     [
         ("{", "is not JSON"),
         ('{"type": "strin"}', "Invalid type: strin"),
-        ("[1]", "looks like"),
+        ("[1]", "is no JSON schema"),
     ],
 )
 def test_command_line_refuses_a_broken_schema(
