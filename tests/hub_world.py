@@ -20,6 +20,22 @@ from lspec.catalogue import Mirror, Model, ModelFile, Pair
 ROOT = Path(__file__).parents[1]
 NOWHERE = "http://127.0.0.1:9"
 
+# The files that tests put on the hub, as a pair.
+CATALOGUE = """
+default = "tiny"
+[models.big]
+repo = "owner/big"
+licence = "mit"
+file = "big.gguf"
+[models.small]
+repo = "owner/small"
+licence = "mit"
+file = "small.gguf"
+[pairs.tiny]
+target = "big"
+draft = "small"
+"""
+
 # In place of pip: hands out wheels from a folder and notes what it was asked for.
 FAKE_PIP = """
 import os, pathlib, shutil, sys

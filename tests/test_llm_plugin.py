@@ -16,27 +16,13 @@ import llm
 import pytest
 import tiny
 from hub_server import Hub, running_hub
-from hub_world import ROOT, isolate, write_catalogue
+from hub_world import CATALOGUE, ROOT, isolate, write_catalogue
 from llm.plugins import load_plugins, pm
 
 from lspec import llm_plugin, loading
 from lspec.engine import Engine
 from lspec.grammar import Grammars
 
-CATALOGUE = """
-default = "tiny"
-[models.big]
-repo = "owner/big"
-licence = "mit"
-file = "big.gguf"
-[models.small]
-repo = "owner/small"
-licence = "mit"
-file = "small.gguf"
-[pairs.tiny]
-target = "big"
-draft = "small"
-"""
 OPTIONS: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12, "gamma": 4}
 ASKED = {**OPTIONS, "n_threads": 1}
 

@@ -21,6 +21,7 @@ import pytest
 from hub_server import Hub, Served, is_part, running_hub
 from hub_world import (
     BIG,
+    CATALOGUE,
     ROOT,
     SMALL,
     all_files,
@@ -38,21 +39,6 @@ from lspec.pull import pull
 
 Handler = hub_server._Handler
 Trouble = Callable[[Handler, Served], None]
-
-CATALOGUE = """
-default = "tiny"
-[models.big]
-repo = "owner/big"
-licence = "mit"
-file = "big.gguf"
-[models.small]
-repo = "owner/small"
-licence = "mit"
-file = "small.gguf"
-[pairs.tiny]
-target = "big"
-draft = "small"
-"""
 
 
 @pytest.fixture
