@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from lspec.errors import CatalogueError
-from lspec.paths import user_catalogue_path
+from lspec.paths import reason, user_catalogue_path
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -102,11 +102,13 @@ class Catalogue:
             return self.pairs[name]
         close = get_close_matches(name, self.pairs, n=3, cutoff=0.5)
         hint = f"Did you mean {' or '.join(close)}? " if close else ""
-        raise CatalogueError(
-            f"There is no pair named {name!r} in the catalogue.",
-            hint=f"{hint}`lspec ls` lists all pairs; `lspec pull --target REPO:FILE --draft "
-            "REPO:FILE --name NAME` adds one.",
+        hint += (
+            "`lspec ls` lists all pairs; `lspec pull --target REPO:FILE --draft REPO:FILE --name "
+            "NAME` adds one."
         )
+        if name.endswith(".gguf"):
+            hint = f"It looks like a file: --target {name}, and --draft FILE if there is one."
+        raise CatalogueError(f"There is no pair named {name!r} in the catalogue.", hint=hint)
 
 
 def load() -> Catalogue:
@@ -120,7 +122,7 @@ def load() -> Catalogue:
     for path in (shipped_path(), user_catalogue_path()):
         tables = read_tables(path)
         if tables is not None:
-            default = _merge(path, tables, models, pairs) or default
+            default = _merged(path, tables, models, pairs) or default
     if default not in pairs:
         raise CatalogueError(f"The catalogue's default pair {default!r} does not exist.")
     return Catalogue(pairs, default)
@@ -141,7 +143,8 @@ def read_tables(path: Path) -> dict[str, Any] | None:
         return None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise CatalogueError(
-            f"The catalogue {path} cannot be read: {error}.", hint="Correct or remove that file."
+            f"The catalogue {path} cannot be read: {reason(error)}.",
+            hint="Correct or remove that file.",
         ) from error
 
 
@@ -162,6 +165,17 @@ def split_names(filename: str) -> tuple[str, ...]:
         return (filename,)
     parts = int(match["parts"])
     return tuple(f"{match['stem']}-{n:05}-of-{parts:05}.gguf" for n in range(1, parts + 1))
+
+
+def _merged(
+    path: Path, tables: dict[str, Any], models: dict[str, Model], pairs: dict[str, Pair]
+) -> str:
+    """Merge, and say of whatever is wrong what to do about it."""
+    try:
+        return _merge(path, tables, models, pairs)
+    except CatalogueError as error:
+        error.hint = error.hint or f"Correct {path}, or take out what it says there."
+        raise
 
 
 def _merge(

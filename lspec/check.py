@@ -18,7 +18,7 @@ from lspec.llama import LlamaModel, read_vocabulary
 from lspec.loading import can_roll_back
 from lspec.opening import Opening
 from lspec.placement import fit
-from lspec.probe import require_loadable
+from lspec.probe import require_loadable, size_of
 from lspec.round import MAX_GAMMA
 from lspec.selfcheck import Choice, Findings, best, survey
 from lspec.wanted import How, wanted
@@ -151,7 +151,7 @@ def _mismatch(target: Sequence[Path], draft: Sequence[Path]) -> str | None:
 
 
 def _facts(files: Sequence[Path], model: LlamaModel | None = None, role: str = "") -> Facts:
-    names, size = tuple(map(str, files)), sum(path.stat().st_size for path in files)
+    names, size = tuple(map(str, files)), size_of(files)
     if model is None:
         return Facts(names, size)
     return Facts(names, size, can_roll_back(model, role))

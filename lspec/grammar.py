@@ -60,8 +60,11 @@ class Grammars:
         try:
             return self._compile(response_format)
         except ModuleNotFoundError:
-            hint = "pip install 'lspec[grammar]'"
-            raise RequestError("a response_format needs llguidance", hint=hint) from None
+            hint = "Install it with: pip install 'lspec[grammar]'"
+            raise RequestError(
+                "to follow a grammar or a schema needs llguidance, which is not installed",
+                hint=hint,
+            ) from None
         except UnicodeEncodeError:
             raise RequestError("the response_format has half a character (a surrogate)") from None
 

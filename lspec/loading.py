@@ -107,8 +107,6 @@ def load(
     else:
         target_model = opening.target()
     draft_model = None
-    if target_model.n_ctx < target_model.options.n_ctx:
-        log.warning("the window is %d tokens: the model was trained on no more", target_model.n_ctx)
     try:
         if kind != "none" and not _goes_back(target_model, "target"):
             kind = "none"

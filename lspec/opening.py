@@ -12,7 +12,7 @@ from lspec.compat import require_match
 from lspec.llama import LlamaModel, LoadOptions
 from lspec.placement import fit
 from lspec.planning import Planner, Settled
-from lspec.probe import require_loadable
+from lspec.probe import require_loadable, size_of
 from lspec.round import MAX_GAMMA
 from lspec.selfcheck import KV_TYPES, choose
 from lspec.wanted import Wanted
@@ -57,7 +57,8 @@ class Opening:
     def target(self) -> LlamaModel:
         """Load the target. Raises ModelLoadError."""
         options = self._begin(self.settled)
-        return fit("target", self._target, options, lambda o: LlamaModel(self._target, o))
+        model = fit("target", self._target, options, lambda o: LlamaModel(self._target, o))
+        return _with_its_window(model)
 
     def exact_target(self, should_stop: Callable[[], bool]) -> tuple[LlamaModel, tuple[int, ...]]:
         """Load the target for exact mode; return it with the widths to keep to.
@@ -72,10 +73,13 @@ class Opening:
             return LlamaModel(self._target, options), choice.widths
 
         options = self._begin(self.settled_exact)
-        return fit("target", self._target, options, load, exact=True)
+        model, widths = fit("target", self._target, options, load, exact=True)
+        return _with_its_window(model), widths
 
     def draft(self, target: LlamaModel) -> LlamaModel:
         """Load the draft of `target`. Raises ModelLoadError, IncompatiblePairError."""
+        if size_of(self._draft) > size_of(self._target):
+            log.warning("the draft is larger than its target: drafting cannot pay so")
         load = lambda options: LlamaModel(self._draft, options)  # noqa: E731
         model = fit("draft", self._draft, self._draft_options, load)
         try:
@@ -94,3 +98,10 @@ class Opening:
         require_loadable(self._target, self._draft)
         self._draft_options = settled.draft
         return settled.target
+
+
+def _with_its_window(model: LlamaModel) -> LlamaModel:
+    """Return `model`, with a notice where its window is smaller than what was asked for."""
+    if model.n_ctx < model.options.n_ctx:
+        log.warning("the window is %d tokens: the model was trained on no more", model.n_ctx)
+    return model

@@ -38,6 +38,11 @@ def shown(path: Path) -> str:
         return str(path)
 
 
+def reason(error: Exception) -> str:
+    """Return why a file cannot be read or written, without its name, which the caller tells."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 def _base(variable: str, *, linux: str, mac: str, windows: str) -> Path:
     chosen = os.environ.get(variable, "")
     # The XDG rules say that a relative path is to be ignored.

@@ -83,8 +83,7 @@ def _try(models: Sequence[Model]) -> None:
 def _run(models: Sequence[Model]) -> tuple[str, str]:
     """Return what a trial of `models` says, and what ended it."""
     paths = [[str(path.absolute()) for path in files] for files in models]
-    size = sum(path.stat().st_size for path in chain.from_iterable(map(parts_of, models)))
-    seconds = _SECONDS + size / _BYTES_PER_S
+    seconds = _SECONDS + sum(map(size_of, models)) / _BYTES_PER_S
     environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **ENVIRONMENT}
     with subprocess.Popen(  # noqa: S603  # no shell; the files are not on the command line
         _COMMAND,
@@ -120,6 +119,11 @@ def parts_of(files: Model) -> list[Path]:
     """Return the files, of a split model also those that llama.cpp finds by itself."""
     found = (path.with_name(name) for path in files for name in split_names(path.name))
     return list(dict.fromkeys([*files, *filter(Path.exists, found)]))
+
+
+def size_of(files: Model) -> int:
+    """Return the bytes of all parts of a model."""
+    return sum(path.stat().st_size for path in parts_of(files))
 
 
 def _is_known(path: Path) -> bool:

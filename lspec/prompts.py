@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lspec.errors import RequestError
+from lspec.paths import reason
 from lspec.template import Message
 
 BUILT_IN = Path(__file__).with_name("prompts.jsonl")
@@ -35,7 +36,7 @@ def read(path: Path) -> list[Prompt]:
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"cannot read {path}: {error}") from None
+        raise RequestError(f"cannot read {path}: {reason(error)}") from None
     prompts: dict[str, Prompt] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():

@@ -9,7 +9,7 @@ from pathlib import Path
 from lspec import catalogue
 from lspec.catalogue import NAME, Model, Pair
 from lspec.errors import CatalogueError
-from lspec.paths import user_catalogue_path
+from lspec.paths import reason, user_catalogue_path
 
 HEADER = "# Your own models and pairs; the format is described in lspec's models.toml.\n"
 
@@ -98,4 +98,4 @@ def _write(path: Path, text: str) -> None:
             new.write_text(text, encoding="utf-8")
             new.replace(path)
     except OSError as error:
-        raise CatalogueError(f"The catalogue {path} cannot be written: {error}.") from error
+        raise CatalogueError(f"The catalogue {path} cannot be written: {reason(error)}.") from error

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypedDict, cast, get_args
 
 from lspec.errors import RequestError
 from lspec.llama import KvType, LoadOptions
+from lspec.machine import usable_cores
 from lspec.placement import placement
 from lspec.planning import DEFAULT_N_CTX
 from lspec.round import MAX_GAMMA
+
+log = logging.getLogger("lspec")
 
 MAX_THREADS = 512  # llama.cpp's own limit
 
@@ -64,6 +68,13 @@ def wanted(
     """Return what the arguments mean, with a notice of what has no effect. Raises RequestError."""
     window = DEFAULT_N_CTX if n_ctx == "auto" else _window(n_ctx)
     _check_sizes(n_ctx=window, draft_n_ctx=draft_n_ctx, n_threads=n_threads)
+    if n_threads is not None and n_threads > (cores := usable_cores()):
+        log.warning(
+            "%d threads share %d core%s: they wait for one another, which is slow",
+            n_threads,
+            cores,
+            "" if cores == 1 else "s",
+        )
     chosen = _kv_type(kv_type)
     options = LoadOptions(
         window,

@@ -6,13 +6,18 @@ row, so that models of different sizes agree as a target and its draft do.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import log
 from pathlib import Path
 
-import gguf
 import numpy as np
+
+try:
+    import gguf
+except ModuleNotFoundError:
+    sys.exit("error: the package gguf is not installed\nInstall it with: pip install gguf")
 
 _BLOCK, _BYTES = 32, 18  # weights and bytes of a block of Q4_0
 _SPREAD = 4.32  # standard deviation of a random number from -7 to 7

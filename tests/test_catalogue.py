@@ -114,6 +114,7 @@ def test_broken_user_catalogue_names_the_file_and_the_fault(
     with pytest.raises(CatalogueError, match=re.escape(complaint)) as caught:
         catalogue.load()
     assert str(path) in str(caught.value)
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["../x.gguf", "/x.gguf", "a/../../x.gguf", "x.bin", "a\\b.gguf"])

@@ -122,6 +122,7 @@ def test_typed_target_outranks_a_pair_in_the_environment(pair: list[str]) -> Non
         (["--threads", "-2"], "--threads"),
         (["--stop", ""], "stop"),
         (["a-pair"], "not both"),
+        (["--logprobs", "2"], "--json"),
         (["--chat-template", "/no/such"], "/no/such"),
         (["--nonsense"], "--nonsense"),
     ],
@@ -134,6 +135,33 @@ def test_wrong_usage_is_one_sentence_and_exit_code_2(
     assert done.stdout == ""
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_wrong_value_of_the_environment_names_its_variable(pair: list[str]) -> None:
+    done = run("generate", *pair, "-p", "x", env={"LSPEC_GAMMA": "many"})
+    assert done.returncode == 2
+    assert "environment variable LSPEC_GAMMA" in done.stderr
+    typed = run("generate", *pair, "-p", "x", "--gamma", "few", env={"LSPEC_GAMMA": "1"})
+    assert "LSPEC_GAMMA" not in typed.stderr
+
+
+def test_file_in_place_of_a_pair_is_told_the_option_for_it(chat_model: Path) -> None:
+    done = run("chat", str(chat_model), "-p", "x")
+    assert done.returncode == 1
+    assert f"--target {chat_model}" in done.stderr
+
+
+def test_a_text_without_template_has_no_options_for_one() -> None:
+    assert "--chat-template" not in run("generate", "--help").stdout
+    assert "--chat-template" in run("chat", "--help").stdout
+
+
+def test_answer_that_ends_for_another_reason_than_the_model_says_so(pair: list[str]) -> None:
+    full = run("chat", *pair, "-p", "x", "--ctx", "40", "--temperature", "2")
+    assert "window of 40 tokens" in full.stderr
+    none = run("chat", *pair, "-p", "x", "--max-tokens", "0")
+    assert "max-tokens is 0" in none.stderr
+    assert run("chat", *pair, "-p", "x", "--max-tokens", "2").stderr == ""
 
 
 def test_no_prompt_at_all_is_wrong_usage(pair: list[str]) -> None:

@@ -9,6 +9,8 @@ import pytest
 import tiny
 
 import lspec
+from lspec.machine import usable_cores
+from lspec.wanted import MAX_THREADS, wanted
 
 PROMPT = "The quick brown fox"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -119,6 +121,23 @@ def test_full_draft_window_goes_on_plainly_with_one_notice(
     assert tuple(t for r in rounds for t in r.tokens) == plain.tokens
     assert [r.message for r in caplog.records] == [
         "the draft model's window of 64 tokens is full: going on without it"
+    ]
+
+
+def test_what_cannot_be_meant_so_is_pointed_out(
+    models: Path, chat_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    large = tiny.write_chat_model(models / "large.gguf", seed=3, padding=64, n_ctx=512)
+    with lspec.load(target=chat_model, draft=large, gamma=4):
+        pass
+    with lspec.load(target=large, draft=chat_model, gamma=4, n_ctx=1024) as engine:
+        assert engine.n_ctx == 512
+    wanted(n_threads=MAX_THREADS)
+    wanted(n_threads=1)
+    assert [r.message.partition(":")[0] for r in caplog.records] == [
+        "the draft is larger than its target",
+        "the window is 512 tokens",
+        f"{MAX_THREADS} threads share {usable_cores()} cores",
     ]
 
 

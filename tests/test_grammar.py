@@ -543,7 +543,7 @@ def test_without_llguidance_the_hint_is_how_to_install_it(
     for response_format, _ in FORMATS.values():
         with pytest.raises(RequestError, match="llguidance") as caught:
             Grammars(vocab).constraint(response_format)
-        assert caught.value.hint == "pip install 'lspec[grammar]'"
+        assert "pip install 'lspec[grammar]'" in caught.value.hint
     assert Grammars(vocab).constraint({"type": "text"}) is None
 
 

@@ -45,11 +45,13 @@ class ScriptedEngine:
         if answer.endswith(("^C", "^L")):
             end = "interrupted" if answer.endswith("^C") else "length"
         text = answer.removesuffix("^C").removesuffix("^L")
+        fills = answer.endswith("^L") and options.get("max_tokens", self.n_ctx) > len(text)
+        prompt_tokens = self.n_ctx - len(text) if fills else 5
         completion = Completion(
             text=text,
             tokens=tuple(range(len(text))),
             finish_reason=end,
-            stats=Tally(rounds=2, emitted=2 * len(text), prompt_tokens=5).stats(
+            stats=Tally(rounds=2, emitted=2 * len(text), prompt_tokens=prompt_tokens).stats(
                 generated_tokens=len(text)
             ),
             seed=options.get("seed", 100),
@@ -189,16 +191,29 @@ def test_settings_reach_the_engine() -> None:
         engine,
         """
         >>> /set temperature 0
+        ! temperature 0.0
         >>> /set top-k 5
+        ! top-k 5
         >>> /set gamma 2
+        ! gamma 2
         >>> /set max-tokens 9
+        ! max-tokens 9
+        >>> /set repeat-penalty
+        ! repeat-penalty 1.0
         >>> /set
         ! temperature 0.0
         ! top-k 5
         ! top-p 0.95
         ! min-p 0.05
+        ! typical-p 1.0
+        ! top-n-sigma 0.0
+        ! repeat-penalty 1.0
+        ! frequency-penalty 0.0
+        ! presence-penalty 0.0
+        ! penalty-last-n 64
         ! gamma 2
         ! max-tokens 9
+        ! seed none
         >>> x
         A.
         """,
@@ -217,6 +232,9 @@ def test_settings_reach_the_engine() -> None:
         ("/edit", "there is no message yet"),
         ("/stats", "there is no answer yet"),
         ("/set colour red", "there is no setting 'colour' / /set lists them."),
+        ("/set colour", "there is no setting 'colour' / /set lists them."),
+        ("/set temprature 1", "there is no setting 'temprature' / Did you mean temperature?"),
+        ("/set max-token 1", "there is no setting 'max-token' / Did you mean max-tokens?"),
         ("/set temperature hot", "'hot' is not a number"),
         ("/set temperature -1", "temperature must be 0 or more, not -1.0"),
         ("/set gamma 99", "gamma must be 'auto' or between 0 and 16, not 99"),
@@ -315,7 +333,7 @@ def test_deeply_nested_file_is_no_conversation(tmp_path: Path) -> None:
 
 def test_settings_can_be_taken_back() -> None:
     engine = ScriptedEngine("A.")
-    check(engine, ">>> /set seed 5\n>>> /set seed none\n>>> x\nA.")
+    check(engine, ">>> /set seed 5\n! seed 5\n>>> /set seed none\n! seed none\n>>> x\nA.")
     assert "seed" not in engine.options[0]
 
 

@@ -89,10 +89,26 @@ def show(chunks: Iterator[Chunk], *, colour: bool) -> Completion:
     return completion
 
 
+def remarks(done: Completion, *, n_ctx: int) -> Iterator[str]:
+    """Yield what is to be said of an answer that ends otherwise than the model would have it."""
+    if done.finish_reason == "length" and not done.tokens:
+        yield "there is no answer: max-tokens is 0"
+    elif done.finish_reason == "length" and done.stats.prompt_tokens + len(done.tokens) >= n_ctx:
+        yield (f"the answer ends where the window of {n_ctx} tokens does: --ctx N makes it larger")
+
+
 def answer_once(
-    start: Callable[..., Iterator[Chunk]], *, as_json: bool, stats: bool | None, colour: bool
+    start: Callable[..., Iterator[Chunk]],
+    *,
+    n_ctx: int,
+    as_json: bool,
+    stats: bool | None,
+    colour: bool,
 ) -> int:
-    """Play what `start(should_stop=...)` returns for a command that ends with it; exit code."""
+    """Play what `start(should_stop=...)` returns for a command that ends with it; exit code.
+
+    `n_ctx` is the engine's window.
+    """
     with stop_on_interrupt() as should_stop:
         chunks = start(should_stop=should_stop)
         if as_json:
@@ -104,6 +120,8 @@ def answer_once(
             completion = show(chunks, colour=colour)
             if not completion.answer.endswith("\n"):
                 click.echo()
+    for remark in remarks(completion, n_ctx=n_ctx):
+        note(remark)
     if on_terminal() if stats is None else stats:
         note(completion.stats.line())
     return EXIT_INTERRUPTED if completion.finish_reason == "interrupted" else 0

@@ -19,6 +19,7 @@ from lspec.cli.options import (
     ENGINE_OPTIONS,
     FILE,
     FILE_OPTIONS,
+    TEMPLATE_OPTIONS,
     TRUNCATION_OPTIONS,
     NumberOrAuto,
     add,
@@ -108,7 +109,7 @@ BENCH_OPTIONS = (
 
 
 @click.command()
-@add(FILE_OPTIONS, BENCH_OPTIONS, ENGINE_OPTIONS, TRUNCATION_OPTIONS)
+@add(FILE_OPTIONS, BENCH_OPTIONS, ENGINE_OPTIONS, TEMPLATE_OPTIONS, TRUNCATION_OPTIONS)
 def bench(**params: Any) -> int:
     """Measure whether a pair pays on this machine.
 

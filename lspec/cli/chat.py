@@ -9,12 +9,19 @@ import click
 
 from lspec.cli.answer import answer_once, on_terminal, read_prompt
 from lspec.cli.loading import load
-from lspec.cli.options import MODEL_OPTIONS, OUTPUT_OPTIONS, SAMPLING_OPTIONS, add, split
+from lspec.cli.options import (
+    MODEL_OPTIONS,
+    OUTPUT_OPTIONS,
+    SAMPLING_OPTIONS,
+    TEMPLATE_OPTIONS,
+    add,
+    split,
+)
 from lspec.cli.output import note
 
 
 @click.command()
-@add(MODEL_OPTIONS, OUTPUT_OPTIONS, SAMPLING_OPTIONS)
+@add(MODEL_OPTIONS, TEMPLATE_OPTIONS, OUTPUT_OPTIONS, SAMPLING_OPTIONS)
 @click.option("-i", "--interactive", is_flag=True, help="After -p go on as a conversation.")
 @click.option("--system", envvar="LSPEC_SYSTEM", help="The system message.")
 @click.option(
@@ -47,6 +54,7 @@ def chat(**params: Any) -> int:
                 messages.insert(0, {"role": "system", "content": params["system"]})
             return answer_once(
                 partial(engine.stream_chat, messages, **sampling),
+                n_ctx=engine.n_ctx,
                 as_json=params["as_json"],
                 stats=params["stats"],
                 colour=params["show_drafts"],

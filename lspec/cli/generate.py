@@ -26,6 +26,7 @@ def generate(**params: Any) -> int:
     with load(models) as engine:
         return answer_once(
             partial(engine.stream, prompt, **sampling),
+            n_ctx=engine.n_ctx,
             as_json=params["as_json"],
             stats=params["stats"],
             colour=params["show_drafts"],

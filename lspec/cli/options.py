@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from lspec.cli.completion import pair_names
 from lspec.params import SamplingParams
+from lspec.paths import reason
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -162,6 +163,9 @@ ENGINE_OPTIONS = (
         help="How drafted tokens are verified (default block).",
     ),
     *LOAD_OPTIONS,
+)
+
+TEMPLATE_OPTIONS = (
     _option("--chat-template", type=FILE, help="A Jinja2 file to use instead of the model's own."),
     _option(
         "--template-arg",
@@ -278,6 +282,8 @@ def split() -> tuple[ModelChoice, dict[str, Any]]:
         load = {k: v for k, v in load.items() if k not in {"target", "draft"} - typed}
     elif "target" in load:
         pair = None
+    if "logprobs" in given and not given["as_json"]:
+        raise click.UsageError("--logprobs shows in --json only: add that.")
     options: dict[str, Any] = {
         k: given[k]
         for k in ("max_tokens", "seed", "stop", "logprobs")
@@ -311,4 +317,4 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise click.UsageError(f"cannot read {path}: {error}") from None
+        raise click.UsageError(f"cannot read {path}: {reason(error)}") from None

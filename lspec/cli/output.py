@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from lspec import errors
 
@@ -61,6 +62,8 @@ def run_reporting_errors(command: Callable[..., Any]) -> None:
         sys.stdout.flush()
     except click.ClickException as error:
         error.show()
+        if variable := _variable(error):
+            click.echo(f"The value comes from the environment variable {variable}.", err=True)
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         code = EXIT_INTERRUPTED
@@ -77,6 +80,14 @@ def run_reporting_errors(command: Callable[..., Any]) -> None:
             raise
         code = report(error)
     sys.exit(code)
+
+
+def _variable(error: click.ClickException) -> object:
+    """Return the environment variable that a refused value comes from; None if it was typed."""
+    if not isinstance(error, click.BadParameter) or not error.ctx or not error.param:
+        return None
+    source = error.ctx.get_parameter_source(error.param.name or "")
+    return error.param.envvar if source is ParameterSource.ENVIRONMENT else None
 
 
 def _require_streams() -> None:

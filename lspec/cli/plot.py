@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from lspec.comparison import ALL, Row
 from lspec.errors import LspecError
+from lspec.paths import reason
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +44,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     try:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:
-        raise LspecError(f"cannot write {path}: {error}") from None
+        raise LspecError(f"cannot write {path}: {reason(error)}") from None
 
 
 def _draw_speedups(axes: Axes, rows: Sequence[Row]) -> None:

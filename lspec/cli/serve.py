@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from lspec.cli.loading import load
-from lspec.cli.options import MODEL_OPTIONS, ModelChoice, add, split
+from lspec.cli.options import MODEL_OPTIONS, TEMPLATE_OPTIONS, ModelChoice, add, split
 from lspec.cli.output import EXIT_INTERRUPTED, note
 from lspec.errors import LspecError
 
@@ -19,7 +19,7 @@ _NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 
 
 @click.command()
-@add(MODEL_OPTIONS)
+@add(MODEL_OPTIONS, TEMPLATE_OPTIONS)
 @click.option("--host", envvar="LSPEC_HOST", default="127.0.0.1", show_default=True)
 @click.option(
     "--port",
@@ -65,7 +65,7 @@ def serve(**params: Any) -> int:
     """
     if any(find_spec(name) is None for name in _NEEDED):
         raise LspecError(
-            "the server needs packages that are not installed",
+            "the server needs fastapi, uvicorn and prometheus_client, which are not all installed",
             hint="Install them with: pip install 'lspec[server]'",
         )
     from lspec.server.app import Settings

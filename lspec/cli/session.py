@@ -9,16 +9,17 @@ import json
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from lspec.cli.answer import remarks
+from lspec.cli.settings import Settings
 from lspec.engine import Engine
 from lspec.errors import ContextOverflowError, LspecError, RequestError
 from lspec.history import fit, room
-from lspec.params import SamplingParams
-from lspec.request import Chunk, Completion, check_gamma, whole_number
+from lspec.request import Chunk, Completion
 from lspec.template import Message
 
 HELP = """\
@@ -27,8 +28,8 @@ HELP = """\
 /retry             another answer to the last message
 /edit              change the last message in an editor and ask again
 /system TEXT       set the system message; without TEXT remove it
-/set NAME VALUE    gamma; temperature, top-k and the other options; max-tokens, seed (or none)
 /set               show the settings
+/set NAME VALUE    change one, as in /set temperature 0; max-tokens and seed can be none
 /stats             what the last answer cost
 /drafts            colour drafted tokens, or stop it
 /save FILE         write the conversation to a file
@@ -38,7 +39,6 @@ HELP = """\
 \"\"\"                begins and ends a message of several lines"""
 
 
-_ALWAYS_SHOWN = ("temperature", "top_k", "top_p", "min_p")
 _MOST_BYTES = 2**24  # of a saved conversation
 
 Overflow = Literal["drop", "stop"]
@@ -82,8 +82,7 @@ class Session:
         self._asked: str | None = None  # the last message, for /retry and /edit
         self._joined = False  # whether it and its answer are the end of the history
         self._done: Completion | None = None
-        self._options = dict(options)
-        self._sampling: SamplingParams = self._options.pop("sampling", SamplingParams())
+        self._settings = Settings(options, gamma=engine.gamma)
         self.show_drafts = False
 
     def handle(self, line: str) -> bool:
@@ -103,7 +102,7 @@ class Session:
         question = {"role": "user", "content": text}
         seen = [*self._system_message(), *self._turns[self._dropped :], question]
         messages = self._make_room(seen)
-        options: dict[str, Any] = {**self._options, "sampling": self._sampling}
+        options = self._settings.options
         if seed is not None:
             options["seed"] = seed
 
@@ -115,16 +114,12 @@ class Session:
         if done.answer:  # templates leave out what was thought before: so does this history
             self._turns += [question, {"role": "assistant", "content": done.answer}]
             self._joined = True
-        limit = self._options.get("max_tokens")
-        if done.finish_reason == "length" and (limit is None or len(done.tokens) < limit):
-            self._screen.note(
-                f"the answer ends where the window of {self._engine.n_ctx} tokens does: "
-                "--ctx N makes it larger"
-            )
+        for remark in remarks(done, n_ctx=self._engine.n_ctx):
+            self._screen.note(remark)
 
     def _make_room(self, messages: list[dict[str, str]]) -> list[Message]:
         """Leave out the oldest turns if the window is full, or stop there; see lspec.history."""
-        n_ctx, limit = self._engine.n_ctx, self._options.get("max_tokens")
+        n_ctx, limit = self._engine.n_ctx, self._settings.max_tokens
         kept, turns = fit(messages, self._engine.tokenize_chat, n_ctx=n_ctx, max_tokens=limit)
         if turns and self._overflow == "stop":
             raise ContextOverflowError(
@@ -203,27 +198,10 @@ class Session:
 
     def _do_set(self, rest: str) -> None:
         name, _, value = rest.partition(" ")
-        name = name.replace("-", "_")
-        if not name:
-            self._show_settings()
-        elif name in SamplingParams.__dataclass_fields__.keys() - {"logit_bias"}:
-            kind = int if name in ("top_k", "penalty_last_n") else float
-            self._sampling = replace(self._sampling, **{name: _number(value, kind)})
-        elif name in ("max_tokens", "seed") and value == "none":
-            self._options.pop(name, None)
-        elif name in ("max_tokens", "seed"):
-            self._options[name] = whole_number(name, _number(value, int))
-        elif name == "gamma":
-            self._options[name] = check_gamma(value if value == "auto" else _number(value, int))
-        else:
-            raise RequestError(f"there is no setting {name!r}", hint="/set lists them.")
-
-    def _show_settings(self) -> None:
-        settings = {**asdict(self._sampling), "gamma": self._engine.gamma, **self._options}
-        unset = asdict(SamplingParams())
-        for name, value in settings.items():
-            if name in _ALWAYS_SHOWN or value != unset.get(name):
-                self._screen.note(f"{name.replace('_', '-')} {value}")
+        if value:
+            self._settings.change(name, value.strip())
+        for line in [self._settings.line(name)] if name else self._settings.lines():
+            self._screen.note(line)
 
     def _do_stats(self, _: str) -> None:
         if self._done is None:
@@ -271,13 +249,6 @@ class Session:
 def _words(line: str) -> tuple[str, str]:
     name, _, rest = line[1:].strip().partition(" ")
     return name, rest.strip()
-
-
-def _number(text: str, kind: type[Any]) -> Any:
-    try:
-        return kind(text)
-    except ValueError:
-        raise RequestError(f"{text!r} is not a number") from None
 
 
 def _path(name: str) -> Path:
