@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import cycle, islice
 from statistics import median
 from typing import Any
 
@@ -12,14 +11,13 @@ from lspec import widths
 from lspec.comparison import Gamma, Run
 from lspec.costs import Costs, measure
 from lspec.engine import Engine
-from lspec.errors import LspecError, RequestError, RollbackError
+from lspec.errors import LspecError, RequestError
 from lspec.params import SamplingParams
 from lspec.prompts import Prompt
 from lspec.request import Chunk, check_gamma
 
 _WARM_UP_TOKENS = 16
 _CALIBRATION_REPEATS = 100  # of a pass; the time ends it before
-_CONTEXT, _ROWS = 40, 6  # where widths are compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,23 +117,16 @@ def width_difference(engine: Engine, plan: Plan) -> float | None:
 
     None for a target that cannot take tokens back. Nothing is left in the caches.
     """
-    prompt = engine.tokenize_chat(plan.prompts[0].messages)
-    text = list(islice(cycle(prompt), _CONTEXT + 2 * _ROWS))
     asked = {1 + gamma for gamma in plan.gammas if isinstance(gamma, int)}
     engine.forget()
     try:
-        found = widths.find(
+        return widths.difference(
             engine.target.model,
-            text,
-            contexts=(_CONTEXT,),
-            rows=_ROWS,
+            engine.tokenize_chat(plan.prompts[0].messages),
             widths={1, 3, 5} | asked if not engine.exact else {1, engine.max_width},
         )
-    except RollbackError:
-        return None
     finally:
         engine.forget()
-    return None if found is None else max(found.difference)
 
 
 def run(

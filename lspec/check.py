@@ -20,8 +20,9 @@ from lspec.opening import Opening
 from lspec.placement import fit
 from lspec.probe import require_loadable, size_of
 from lspec.round import MAX_GAMMA
-from lspec.selfcheck import Choice, Findings, best, survey
+from lspec.selfcheck import Choice, Findings, best, sample_text, survey
 from lspec.wanted import How, wanted
+from lspec.widths import difference
 
 ALPHAS = (0.6, 0.8, 0.9)
 _COSTS_S = 4.0  # for timing passes of both models
@@ -51,6 +52,7 @@ class Measured:
 
     device: str
     costs: Costs
+    width_difference: float | None  # of logits, between widths; None: tokens cannot be taken back
     predictions: tuple[Prediction, ...]
     exact: tuple[Findings, ...]
     choice: Choice | None  # of exact mode; None: not possible
@@ -105,6 +107,7 @@ def check(
         facts = {role: _facts(model.paths, model, role) for role, model in models.items()}
         device = models["target"].device
         costs = measure(models["target"], models.get("draft"), budget_s=_COSTS_S)
+        apart = difference(models["target"], sample_text(models["target"]))
     found = fit(
         "target",
         target,
@@ -120,6 +123,7 @@ def check(
     measured = Measured(
         device,
         costs,
+        apart,
         tuple(predict(costs)) if possible else (),
         tuple(found),
         best(found),

@@ -53,12 +53,13 @@ def measure(
     """
     start = perf_counter()
 
-    def seconds(model: LanguageModel, share: float, widest: int) -> Seconds:
+    def seconds(model: LanguageModel, share: float, widest: int, rows: int) -> Seconds:
         widths = sorted({min(width, widest) for width in _WIDTHS})
-        return _seconds(model, widths, start + share * budget_s, repeats, context)
+        return _seconds(model, widths, rows, start + share * budget_s, repeats, context)
 
-    draft_seconds = None if draft is None else seconds(draft, 0.3, MAX_WIDTH)
-    return Costs(draft_seconds, seconds(target, 1.0, widest))
+    # A draft is asked for the logits after its last token alone.
+    draft_seconds = None if draft is None else seconds(draft, 0.3, MAX_WIDTH, 1)
+    return Costs(draft_seconds, seconds(target, 1.0, widest, MAX_WIDTH))
 
 
 def quick_check(costs: Costs, target: LanguageModel, *, widest: int = MAX_WIDTH) -> bool:
@@ -93,9 +94,17 @@ def interpolate(times: Mapping[int, float]) -> Seconds:
 
 
 def _seconds(
-    model: LanguageModel, widths: Sequence[int], ends_at: float, repeats: int, context: int
+    model: LanguageModel,
+    widths: Sequence[int],
+    rows: int,
+    ends_at: float,
+    repeats: int,
+    context: int,
 ) -> Seconds:
-    """Return the seconds by width; widths come in turn until the time is over."""
+    """Return the seconds by width; widths come in turn until the time is over.
+
+    The logits after the last `rows` tokens of a pass are wanted.
+    """
     context = max(0, min(context, model.n_ctx - widths[-1]))
     times: dict[int, list[float]] = {}
     model.truncate(0)
@@ -107,7 +116,7 @@ def _seconds(
                 break
             _prepare(model, context)
             started = perf_counter()
-            model.eval([_ANY] * width, rows=width)
+            model.eval([_ANY] * width, rows=min(rows, width))
             times.setdefault(width, []).append(perf_counter() - started)
     model.truncate(0)
     return interpolate({width: _middle(seconds) for width, seconds in times.items()})

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from pathlib import Path
+from platform import machine
 from typing import BinaryIO
 
 from lspec.errors import ModelLoadError
@@ -43,6 +45,11 @@ _BLOCKS = {
     **{19: (256, 50), 29: (256, 56), 20: (32, 18), 23: (256, 136)},  # IQ1_S, IQ1_M, IQ4_NL, IQ4_XS
     **{34: (256, 54), 35: (256, 66), 39: (32, 17), 40: (64, 36), 41: (128, 18)},  # TQ, FP4, Q1_0
 }
+
+
+# Types that llama.cpp's CPU backend has kernels for that read several rows at once.
+_REPACKED = {2, 12, 20, 39} | ({8, 13, 14} if machine() in ("arm64", "aarch64") else set())
+_GOOD_PART = 1 / 3  # of a model's bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +119,20 @@ class Header:
         """How long the file must be to hold every tensor whose type is known."""
         ends = (tensor.offset + (tensor.n_bytes or 0) for tensor in self.tensors)
         return max((self.data_start + end for end in ends), default=self.size)
+
+
+def is_repackable(headers: Sequence[Header]) -> bool:
+    """Return whether llama.cpp repacks a good part of a model's weights where a CPU computes them.
+
+    `headers` are those of its file, or of its parts.
+    """
+    sizes = [
+        (size, tensor.type in _REPACKED and len(tensor.shape) > 1)
+        for header in headers
+        for tensor, size in zip(header.tensors, header.sizes, strict=True)
+    ]
+    repacked = sum(size for size, is_repacked in sizes if is_repacked)
+    return repacked > _GOOD_PART * sum(size for size, _ in sizes)
 
 
 def read_header(path: Path) -> Header:

@@ -43,6 +43,7 @@ def load(
     exact: bool = False,
     rule: str | None = None,
     kv_type: str | None = None,
+    repack: bool = True,
     chat_template: str | None = None,
     template_args: Mapping[str, Any] | None = None,
     force: bool = False,
@@ -65,7 +66,9 @@ def load(
     What that takes on this machine is found out the first time (up to two minutes on a CPU) and
     remembered. `kv_type` is the type of both caches, "f16", "q8_0" or "q4_0"; None is f16, but
     leaves `exact` the choice of the target's. If `should_stop` says so during that search,
-    KeyboardInterrupt is raised.
+    KeyboardInterrupt is raised. `repack` rearranges 4-bit weights that a CPU computes with, as
+    llama.cpp does by default: faster steps for a slower start and, on some CPUs, slower prompts;
+    `exact` does it only where that promises more.
 
     `chat_template` is the source of a template instead of the model's own; `template_args` are its
     variables, as in `{"enable_thinking": False}`.
@@ -92,6 +95,7 @@ def load(
         flash_attn=flash_attn,
         n_threads=n_threads,
         kv_type=kv_type,
+        repack=repack,
         force=force,
     )
     target_files, draft_files = locate(pair, target, draft)

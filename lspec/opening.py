@@ -69,7 +69,12 @@ class Opening:
         def load(options: LoadOptions) -> tuple[LlamaModel, tuple[int, ...]]:
             kv_type = self._wanted.kv_type
             choice = choose(self._target, options, kv_type, should_stop=should_stop)
-            options = replace(options, kv_type=choice.kv_type, spare=max(choice.widths))
+            options = replace(
+                options,
+                kv_type=choice.kv_type,
+                repack=choice.repack,
+                spare=max(choice.widths),
+            )
             return LlamaModel(self._target, options), choice.widths
 
         options = self._begin(self.settled_exact)

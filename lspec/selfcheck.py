@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
@@ -19,7 +19,7 @@ from pathlib import Path
 from lspec import prompts, theory, widths
 from lspec.costs import Seconds, measure
 from lspec.errors import GpuMemoryError, ModelLoadError, RollbackError
-from lspec.llama import KvType, LlamaModel, LoadOptions, build
+from lspec.llama import KvType, LlamaModel, LoadOptions, build, repacks
 from lspec.machine import usable_cores
 from lspec.paths import cache_dir
 from lspec.widths import CONTEXTS, ROWS, WIDTHS, Widths
@@ -39,7 +39,7 @@ _ALPHA, _STEP = 0.8, 0.2  # a good draft: its acceptance rate, and a step in ste
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What is known of a target with one type of cache.
+    """What is known of a target with one type of cache, its weights repacked or not.
 
     `seconds` are those of passes by width. Without `widths`, `problem` is a clause that says why.
     """
@@ -48,6 +48,12 @@ class Findings:
     widths: Widths | None
     seconds: Seconds = ()
     problem: str = ""
+    repack: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all widths agree."""
+        return self.widths is not None and len(self.widths.classes) == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,7 @@ class Choice:
 
     kv_type: KvType
     widths: tuple[int, ...]
+    repack: bool = False
 
 
 def choose(
@@ -92,29 +99,45 @@ def survey(
     announce: Callable[[str], None] = log.warning,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> list[Findings] | None:
-    """Return what is remembered, or found out now, of each type of cache that is worth having.
+    """Return what is remembered, or found out now, of each way to load it that is worth having.
 
-    That is `kv_type` where it is given. `announce` is told before anything has to be found out.
-    None if `should_stop` ended it. Raises ModelLoadError.
+    The type of the cache is `kv_type` where it is given. `announce` is told before anything has to
+    be found out. None if `should_stop` ended it. Raises ModelLoadError.
     """
     found: list[Findings] = []
     announced = False
-    for name in (kv_type,) if kv_type else KV_TYPES:
-        options = replace(options, kv_type=name)
-        path = _path(files, options)
+    for way in _ways(files, options, kv_type, found):
+        path = _path(files, way)
         findings = _read(path)
         if findings is None:
             if not announced:
                 announce(_NOTICE)
             announced = True
-            findings = _examine(files, options, should_stop)
+            findings = _examine(files, way, should_stop)
             if findings is None:
                 return None
             _write(path, findings)
         found.append(findings)
-        if findings.widths and len(findings.widths.classes) == 1:
-            break  # no class can be larger
     return found
+
+
+def _ways(
+    files: Sequence[Path],
+    options: LoadOptions,
+    kv_type: KvType | None,
+    found: Sequence[Findings],
+) -> Iterator[LoadOptions]:
+    """Yield the ways to load a target that are worth a look; `found` is what the last ones showed.
+
+    Repacked weights with one type of cache only, to stay within two minutes: the last that goes,
+    with which single steps are most likely to agree with wider passes.
+    """
+    for name in (kv_type,) if kv_type else KV_TYPES:
+        if not (found and found[-1].is_whole):  # no class can be larger
+            yield replace(options, kv_type=name, repack=False)
+    if repacks(files, options):
+        usable = [findings.kv_type for findings in found if findings.widths]
+        yield replace(options, kv_type=usable[-1] if usable else found[0].kv_type)
 
 
 def best(found: Sequence[Findings]) -> Choice | None:
@@ -134,7 +157,7 @@ def best(found: Sequence[Findings]) -> Choice | None:
         return tokens_per_s(findings.seconds, group) * (_PLAIN if group == (1,) else 1.0)
 
     findings, group = max(candidates, key=worth)
-    return Choice(findings.kv_type, group)
+    return Choice(findings.kv_type, group, findings.repack)
 
 
 def tokens_per_s(seconds: Seconds, group: Sequence[int]) -> float:
@@ -161,24 +184,23 @@ def _examine(
     except ModelLoadError as error:
         if options.kv_type == KV_TYPES[0] or isinstance(error, GpuMemoryError):
             raise
-        return Findings(options.kv_type, None, problem=str(error))
+        return Findings(options.kv_type, None, problem=str(error), repack=options.repack)
     try:
-        found = widths.find(model, _text(model), should_stop=should_stop)
+        found = widths.find(model, sample_text(model), should_stop=should_stop)
         if found is None:
             return None
         if not found.contexts:
-            return Findings(
-                options.kv_type, None, problem="the window is too small for a comparison"
-            )
+            problem = "the window is too small for a comparison"
+            return Findings(options.kv_type, None, problem=problem, repack=options.repack)
         seconds = measure(model, None, budget_s=_COSTS_S).target
     except RollbackError as error:
-        return Findings(options.kv_type, None, problem=str(error))
+        return Findings(options.kv_type, None, problem=str(error), repack=options.repack)
     finally:
         model.close()
-    return Findings(options.kv_type, found, seconds)
+    return Findings(options.kv_type, found, seconds, repack=options.repack)
 
 
-def _text(model: LlamaModel) -> list[int]:
+def sample_text(model: LlamaModel) -> list[int]:
     """Return real text, as often as it takes; any ids for a model without a vocabulary."""
     if model.vocab.kind == "none":
         return [(3 + 7919 * i) % model.n_vocab for i in range(_LENGTH)]
@@ -227,6 +249,7 @@ def _read(path: Path) -> Findings | None:
             ),
             tuple(fields["seconds"]),
             fields["problem"],
+            fields["repack"],
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

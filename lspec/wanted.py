@@ -31,6 +31,7 @@ class How(TypedDict, total=False):
     flash_attn: str
     n_threads: int | None
     kv_type: str | None
+    repack: bool
     force: bool
 
 
@@ -63,6 +64,7 @@ def wanted(
     flash_attn: str = "auto",
     n_threads: int | None = None,
     kv_type: str | None = None,
+    repack: bool = True,
     force: bool = False,
 ) -> Wanted:
     """Return what the arguments mean, with a notice of what has no effect. Raises RequestError."""
@@ -82,6 +84,7 @@ def wanted(
         n_gpu_layers=n_gpu_layers,
         n_threads=n_threads,
         kv_type=chosen or "f16",
+        repack=repack,
         **placement(
             main_gpu=main_gpu,
             tensor_split=tensor_split,

@@ -11,14 +11,17 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import cycle, islice
 
 import numpy as np
 
+from lspec.errors import RollbackError
 from lspec.model import FloatRows, LanguageModel, TokenCache
 from lspec.round import MAX_GAMMA
 
 CONTEXTS = (40, 250, 700)  # the second one crosses 256, where llama.cpp's caches take a step
 WIDTHS = tuple(range(1, MAX_GAMMA + 2))
+_CONTEXT, _QUICK_ROWS = 40, 6  # for a quick look
 ROWS = WIDTHS[-1] + 1  # positions: a pass that keeps one token and a widest one that keeps all
 
 
@@ -75,6 +78,23 @@ def find(
             difference[width] = max(difference[width], float(np.abs(found - reference).max()))
         tried = [width for group in _groups(digests) if len(group) > 1 for width in group]
     return Widths(_groups(digests), tuple(difference.values()), tuple(contexts))
+
+
+def difference(
+    model: LanguageModel, text: Sequence[int], *, widths: Iterable[int] = (1, 3, 5)
+) -> float | None:
+    """Return how far the width of a pass moves the logits of `model` on `text`; a quick look.
+
+    None for a model that cannot take tokens back, or for a window without room. Empties the cache.
+    """
+    looked_at = list(islice(cycle(text), _CONTEXT + 2 * _QUICK_ROWS))
+    try:
+        found = find(model, looked_at, contexts=(_CONTEXT,), rows=_QUICK_ROWS, widths=widths)
+    except RollbackError:
+        return None
+    finally:
+        model.truncate(0)
+    return max(found.difference) if found and found.contexts else None
 
 
 def _rows(cache: TokenCache, ahead: Sequence[int], width: int) -> FloatRows:

@@ -188,6 +188,7 @@ REPORT = Report(
     Measured(
         "on the GPU",
         replace(MEMORY_BOUND, target=tuple(0.05 * s for s in MEMORY_BOUND.target)),
+        0.51,
         (Prediction(0.6, 3, 1.5), Prediction(0.8, 12, 2.25)),
         (
             Findings(
@@ -252,16 +253,25 @@ def test_other_outcomes_of_exact_mode(
 ) -> None:
     assert REPORT.measured is not None
 
-    def with_exact(found: Findings, choice: Choice | None) -> str:
-        measured = replace(REPORT.measured, exact=(found,), choice=choice, peak_bytes=None)
+    def with_exact(found: Findings, choice: Choice | None, apart: float = 0.1) -> str:
+        measured = replace(
+            REPORT.measured,
+            exact=(found,),
+            choice=choice,
+            width_difference=apart,
+            peak_bytes=None,
+        )
         return say(replace(REPORT, measured=measured), capsys, monkeypatch)
 
-    same = with_exact(Findings("f16", Widths((WIDTHS,), (0.0,), (40,))), Choice("f16", WIDTHS))
+    whole = Findings("f16", Widths((WIDTHS,), (0.0,), (40,)))
+    same = with_exact(whole, Choice("f16", WIDTHS), 0.0)
     assert "does not move this target's logits" in same
     assert "up to 16 can be drafted" in same
     assert "This check used" not in same
     plain = with_exact(Findings("f16", Widths(((1,), (2, 3)), (0.1,), (40,))), Choice("f16", (1,)))
     assert "Exact mode decodes plainly here, with a cache of f16." in plain
+    repacked = with_exact(replace(whole, repack=True), Choice("f16", WIDTHS, repack=True))
+    assert "Exact mode takes a cache of f16, repacked weights and passes of 1 to 17" in repacked
     none = with_exact(Findings("f16", None, problem="no way"), None)
     assert "with a cache of f16: no way." in none
     assert "Exact mode is not possible here." in none
@@ -286,7 +296,11 @@ def test_json_is_one_object_with_the_same_facts(
         "improvement_factor": 1.5,
     }
     assert measured["exact"][0]["widths"]["classes"][1] == [2, 3, 4, 5, 6, 7]
-    assert measured["choice"] == {"kv_type": "f16", "widths": [2, 3, 4, 5, 6, 7]}
+    assert measured["choice"] == {
+        "kv_type": "f16",
+        "widths": [2, 3, 4, 5, 6, 7],
+        "repack": False,
+    }
 
 
 def test_only_the_report_is_on_stdout_and_what_takes_time_is_noted_once(

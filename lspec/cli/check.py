@@ -91,7 +91,7 @@ def _lines(report: Report) -> Iterator[str]:
         yield "Their vocabularies match."
     if report.measured:
         yield from ("", *_cost_lines(report.measured))
-        yield from ("", *_exact_lines(report.measured.exact, report.measured.choice))
+        yield from ("", *_exact_lines(report.measured))
     yield from ("", *memory_lines(report.memory))
     if report.refusal:
         yield f"So nothing was measured. {report.refusal}"
@@ -133,15 +133,15 @@ def _v(costs: Costs) -> list[str]:
     return [f"{costs.verify_cost(gamma):.2f}" for gamma in GAMMAS]
 
 
-def _exact_lines(found: Sequence[Findings], choice: Choice | None) -> Iterator[str]:
+def _exact_lines(measured: Measured) -> Iterator[str]:
+    found, choice, apart = measured.exact, measured.choice, measured.width_difference
     yield "Pass widths whose logits agree bit for bit:"
-    rows = [_row(findings.kv_type, findings.widths) for findings in found if findings.widths]
+    rows = [_row(_way(findings), findings.widths) for findings in found if findings.widths]
     if rows:
         yield from _table([("cache", "agree", "alone", "largest difference"), *rows])
     for findings in found:
         if findings.problem:
-            yield f"Not to be found with a cache of {findings.kv_type}: {findings.problem}."
-    apart = max(found[0].widths.difference) if found[0].widths else None
+            yield f"Not to be found with a cache of {_way(findings)}: {findings.problem}."
     if apart:
         yield (
             f"Width moves this target's logits by up to {apart:.2g}, so greedy text may differ\n"
@@ -152,18 +152,22 @@ def _exact_lines(found: Sequence[Findings], choice: Choice | None) -> Iterator[s
     if choice is None:
         yield "Exact mode is not possible here."
     elif choice.widths == (1,):
-        yield f"Exact mode decodes plainly here, with a cache of {choice.kv_type}."
+        yield f"Exact mode decodes plainly here, with a cache of {_way(choice)}."
     else:
         yield (
-            f"Exact mode takes a cache of {choice.kv_type} and passes of {ranges(choice.widths)} "
+            f"Exact mode takes a cache of {_way(choice)} and passes of {ranges(choice.widths)} "
             f"tokens, so that up to {max(choice.widths) - 1} can be drafted."
         )
 
 
-def _row(kv_type: str, widths: Widths) -> tuple[str, ...]:
+def _way(found: Findings | Choice) -> str:
+    return f"{found.kv_type}, repacked weights" if found.repack else found.kv_type
+
+
+def _row(way: str, widths: Widths) -> tuple[str, ...]:
     alone = [width for group in widths.classes if len(group) == 1 for width in group]
     return (
-        kv_type,
+        way,
         "; ".join(ranges(group) for group in widths.classes if len(group) > 1) or "-",
         ranges(alone) if alone else "-",
         f"{max(widths.difference):.2g}",

@@ -12,6 +12,7 @@ from lspec.llama.native import (
     build,
     can_offload,
     features,
+    repacks,
     used_gpus,
 )
 from lspec.llama.vocab import Vocab, read_vocabulary
@@ -34,6 +35,7 @@ __all__ = [
     "gpus",
     "prompt_chunk",
     "read_vocabulary",
+    "repacks",
     "used_gpus",
     "variables_of",
 ]

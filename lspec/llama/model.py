@@ -51,7 +51,8 @@ class LlamaModel:
         self.options = options
         self._last_width = 0
         free = native.free_gpu_memory(options) if self._on_gpu else ()
-        model = native.load_model(paths, native.model_params(options))
+        params = native.model_params(options, repack=native.repacks(paths, options))
+        model = native.load_model(paths, params)
         context = native.new_context(model, paths[0], options, n_batch=self.n_batch)
         batch = lib.llama_batch_init(self.n_batch, 0, 1)
         lock = threading.RLock()

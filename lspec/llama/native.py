@@ -19,7 +19,7 @@ from typing import Any, Literal
 import llama_cpp as lib
 
 from lspec.errors import GpuMemoryError, ModelLoadError
-from lspec.gguf import require_gguf
+from lspec.gguf import is_repackable, read_header, require_gguf
 from lspec.llama.ggml import Device, gpus
 from lspec.machine import usable_cores
 
@@ -73,11 +73,13 @@ class LoadOptions:
     main_gpu: int | None = None  # the only GPU to use; None: all of them
     tensor_split: tuple[float, ...] = ()  # shares of the GPUs; none: by their free memory
     flash_attn: FlashAttention = "auto"
+    repack: bool = False  # rearrange weights for the CPU, where llama.cpp can and no GPU is used
 
     @property
     def placement(self) -> tuple[object, ...]:
         """Where and how the model is computed, as far as costs and logits depend on it."""
-        return self.n_gpu_layers, self.main_gpu, self.tensor_split, self.flash_attn
+        gpu = self.n_gpu_layers, self.main_gpu, self.tensor_split, self.flash_attn
+        return *gpu, self.repack
 
     @property
     def on_gpu(self) -> bool:
@@ -117,8 +119,13 @@ def free_gpu_memory(options: LoadOptions) -> tuple[int, ...]:
     return tuple(gpu.memory_free for gpu in used_gpus(options) if gpu.memory_total)
 
 
-def model_params(options: LoadOptions) -> Any:
-    """Return llama_model_params for `options`."""
+def repacks(paths: Sequence[Path], options: LoadOptions) -> bool:
+    """Return whether the weights of a model are repacked with `options`. Raises ModelLoadError."""
+    return options.repack and not options.on_gpu and is_repackable(list(map(read_header, paths)))
+
+
+def model_params(options: LoadOptions, *, repack: bool = False) -> Any:
+    """Return llama_model_params for `options`; `repack` rearranges the weights (see `repacks`)."""
     params = lib.llama_model_default_params()
     params.n_gpu_layers = options.n_gpu_layers
     if options.n_gpu_layers == 0:
@@ -128,8 +135,9 @@ def model_params(options: LoadOptions) -> Any:
     elif options.tensor_split:
         shares = (ctypes.c_float * lib.llama_max_devices())(*options.tensor_split)
         params.tensor_split = shares
-    # Repacked weights cost memory and loading time, and make logits depend on a pass's width.
-    params.use_extra_bufts = False
+    params.use_extra_bufts = repack
+    if repack:  # a mapped file's pages would stay beside what was made of them
+        params.load_mode = lib.LLAMA_LOAD_MODE_NONE
     return params
 
 
