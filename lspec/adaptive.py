@@ -27,11 +27,12 @@ _CONFIDENCE = (0.15, 0.3, 0.45, 0.6, 0.75, 0.85, 0.93, 0.98)
 _CONFIDENCE_PRIOR = (0.2, 0.3, 0.4, 0.5, 0.65, 0.75, 0.85, 0.92, 0.97)
 _MATCH = (2, 3, 4, 6, 10, 18, 34)
 _MATCH_PRIOR = (0.2, 0.3, 0.45, 0.6, 0.75, 0.85, 0.92, 0.96)
-_MEAN_PRIOR = (0.75,)
+_MEAN_PRIOR = (0.85,)
 
 _FADE = 0.995  # what is known of copies loses this much per round without one
-_PROBE_SHARE = 0.015  # of the time, at most, goes into probing while decoding is plain
+_LOST = 0.01  # of the time, at most, is lost by probing while decoding is plain
 _PROBE = 3  # tokens of a probe
+_SURELY_LOST = 0.1  # of what a probe costs: what it will gain is a guess
 _PLAIN_EVERY = 50  # rounds, to know what a plain one costs now
 _PATIENCE = 1.03  # estimates are noisy: go on drafting until it seems to lose this much
 _KEPT = 0.97  # of what rounds with the draft model yielded and cost, per such round
@@ -48,7 +49,7 @@ class AdaptiveGamma:
         self._draft = None if costs.draft is None else PassTimes(costs.draft)
         self._by_confidence = Acceptance(_CONFIDENCE_PRIOR, kept=0.99)
         self._by_match = Acceptance(_MATCH_PRIOR, kept=0.97)
-        self._mean = Acceptance(_MEAN_PRIOR, kept=0.98)  # of tokens of the draft model
+        self._mean = Acceptance(_MEAN_PRIOR, kept=0.98, weight=12)  # of tokens of the draft model
         self._rate = 0.0  # tokens per second that the plan promises: what time is worth
         self._tokens, self._seconds = 0.0, self._target(1)  # of recent rounds with the draft model
         self._since_plain = 0  # rounds
@@ -201,4 +202,5 @@ class AdaptiveGamma:
             return False
         cost = self._draft(self._outlook.pending) + (_PROBE - 1) * self._draft(1)
         cost += self._target(_PROBE + 1) - self._target(1)
-        return cost <= self._idle_s * _PROBE_SHARE
+        gain = sum(self._mean[0] ** i for i in range(1, _PROBE + 1)) * self._target(1)
+        return max(cost - gain, _SURELY_LOST * cost) <= self._idle_s * _LOST

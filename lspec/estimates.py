@@ -49,12 +49,18 @@ class Acceptance:
     Only tokens that verification examined count: what lies behind a rejection says nothing.
     """
 
-    def __init__(self, prior: tuple[float, ...], *, kept: float) -> None:
-        """Begin with `prior`; an observation keeps `kept` of its weight when the next one comes."""
+    def __init__(
+        self, prior: tuple[float, ...], *, kept: float, weight: float = _PRIOR_WEIGHT
+    ) -> None:
+        """Begin with `prior`, as if seen `weight` times.
+
+        An observation keeps `kept` of its weight when the next one comes.
+        """
         self._prior = prior
         self._kept = kept
-        self._accepted = [p * _PRIOR_WEIGHT for p in prior]
-        self._examined = [_PRIOR_WEIGHT] * len(prior)
+        self._weight = weight
+        self._accepted = [p * weight for p in prior]
+        self._examined = [weight] * len(prior)
 
     def __getitem__(self, kind: int) -> float:
         return self._accepted[kind] / self._examined[kind]
@@ -67,8 +73,8 @@ class Acceptance:
     def fade(self, kept: float) -> None:
         """Move towards the prior, keeping `kept` of what was learned: old news loses its weight."""
         for kind, prior in enumerate(self._prior):
-            self._accepted[kind] = kept * self._accepted[kind] + (1 - kept) * prior * _PRIOR_WEIGHT
-            self._examined[kind] = kept * self._examined[kind] + (1 - kept) * _PRIOR_WEIGHT
+            self._accepted[kind] = kept * self._accepted[kind] + (1 - kept) * prior * self._weight
+            self._examined[kind] = kept * self._examined[kind] + (1 - kept) * self._weight
 
 
 def confidence(row: FloatRow) -> float:

@@ -139,13 +139,17 @@ class Planner:
             window = largest_window(found, free, _SHARE) or largest_window(found, free)
             found = found.with_window(window or WINDOW_STEP)
         there = found.plan
+        too_large = refusal(found, free, self._name)
+        if too_large and self._force and not exact:
+            # A mapped file can be read again where it does not fit; what was made of it cannot.
+            options, draft_options = (replace(o, repack=False) for o in (options, draft_options))
         return Settled(
             _settled(options, found.setting, there.target),
             _settled(draft_options, found.draft_setting, there.draft),
             found,
             free,
             _notice(wish.plan, there),
-            None if self._force else refusal(found, free, self._name),
+            None if self._force else too_large,
         )
 
 

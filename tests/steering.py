@@ -22,9 +22,11 @@ def costs(step: float, widths: dict[int, float], draft_widths: dict[int, float])
     return Costs(interpolate({1: step, **draft_widths}), interpolate({1: 1.0, **widths}))
 
 
-# A GPU or a memory-bound CPU; two cores with a 4-bit target; two cores with an F16 target.
+# A GPU or a memory-bound CPU; two cores with a 4-bit target; with an F16 target whose single steps
+# have fast memory; and with slower one.
 MEMORY_BOUND = costs(0.1, {9: 1.1, 17: 1.2}, {9: 0.15, 17: 0.2})
 COMPUTE_BOUND = costs(0.48, {2: 2.0, 9: 4.5, 17: 7.0}, {2: 1.1, 9: 2.5, 17: 3.2})
+CLOSE = costs(0.27, {2: 1.6, 3: 1.78, 5: 2.12, 9: 2.65, 17: 3.8}, {2: 0.52, 9: 0.95, 17: 1.6})
 BETWEEN = costs(0.25, {2: 1.3, 5: 1.7, 9: 2.3, 17: 3.6}, {2: 0.45, 9: 1.4, 17: 1.7})
 
 
@@ -81,7 +83,8 @@ class Session:
         rejected = accepted < len(chances)
         target_s = self._time(self.costs.target[len(chances)])
         if steps:
-            self.pending = 1 if rejected or not len(chances) - copied else 2
+            # A pass whose token was not drawn has read the last one that was.
+            self.pending = 2 if len(chances) - copied == steps and not rejected else 1
         else:
             self.pending += accepted + 1
         self.tokens += accepted + 1

@@ -9,6 +9,7 @@ from laws import P_MIN, fit, joint_law, truncated
 from loop import GREEDY, Loop
 from steering import (
     BETWEEN,
+    CLOSE,
     COMPUTE_BOUND,
     MEMORY_BOUND,
     Session,
@@ -40,6 +41,15 @@ def test_auto_is_as_good_as_the_best_fixed_gamma(costs: Costs, kinds: tuple[floa
     session = Session(costs, confidences(4, *kinds))
     session.play(controller, tokens=300)
     assert session.play(controller, tokens=6000) >= 0.94 * best
+
+
+@pytest.mark.parametrize("kinds", [EASY, (0.95,), (0.9,)])
+@pytest.mark.parametrize("seed", range(4))
+def test_good_draft_is_found_out_in_the_first_answer(kinds: tuple[float, ...], seed: int) -> None:
+    """Also where plain decoding is not far behind and the first tokens are unlucky."""
+    _, best = best_fixed(CLOSE, confidences(3, *kinds))
+    session = Session(CLOSE, confidences(seed, *kinds), seed=seed)
+    assert session.play(AdaptiveGamma(CLOSE), tokens=400) > 0.85 * best
 
 
 def test_confidence_lets_auto_beat_every_fixed_gamma_on_mixed_text() -> None:
