@@ -35,6 +35,7 @@ _PROBE = 3  # tokens of a probe
 _SURELY_LOST = 0.1  # of what a probe costs: what it will gain is a guess
 _PLAIN_EVERY = 50  # rounds, to know what a plain one costs now
 _PATIENCE = 1.03  # estimates are noisy: go on drafting until it seems to lose this much
+_RISK = 0.1  # of plain decoding's rate: what a longer copy must promise more than a shorter one
 _KEPT = 0.97  # of what rounds with the draft model yielded and cost, per such round
 _BEST_CASE = 0.92  # a mean acceptance that good pairs reach on easy text
 
@@ -152,15 +153,18 @@ class AdaptiveGamma:
             self._draft.observe(others[-1], self._draft(others[-1]) * factor)
 
     def _best_copy(self) -> tuple[int, float]:
-        """Return how many tokens to copy, and the tokens per second of such a round."""
-        best, best_rate, reach, gain = 0, 0.0, 1.0, 1.0
+        """Return how many tokens to copy, and the tokens per second of such a round.
+
+        Of lengths that promise nearly as much as the best the shortest: it risks less, and if it
+        goes well the next round knows more.
+        """
+        rates, reach, gain = [0.0], 1.0, 1.0
         for i in range(self._limit if self._outlook.match else 0):
             reach *= self._by_match[self._match_kind(i)]
             gain += reach
-            rate = gain / self._target(i + 2)
-            if rate > best_rate:
-                best, best_rate = i + 1, rate
-        return best, best_rate
+            rates.append(gain / self._target(i + 2))
+        enough = max(rates) - _RISK / self._target(1)
+        return next((n, rate) for n, rate in enumerate(rates) if rate >= enough)
 
     def _match_kind(self, offset: int) -> int:
         """Return the class of the copied token at `offset`: it is a longer match by then."""

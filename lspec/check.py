@@ -14,7 +14,7 @@ from lspec.compat import require_match
 from lspec.costs import Costs, measure
 from lspec.errors import IncompatiblePairError
 from lspec.fitting import Outlook
-from lspec.llama import LlamaModel, read_vocabulary
+from lspec.llama import LlamaModel, read_vocabulary, repacks
 from lspec.loading import can_roll_back
 from lspec.opening import Opening
 from lspec.placement import fit
@@ -107,7 +107,9 @@ def check(
         facts = {role: _facts(model.paths, model, role) for role, model in models.items()}
         device = models["target"].device
         costs = measure(models["target"], models.get("draft"), budget_s=_COSTS_S)
-        apart = difference(models["target"], sample_text(models["target"]))
+        apart = None
+        if repacks(target, models["target"].options):  # else the survey shows it better
+            apart = difference(models["target"], sample_text(models["target"]))
     found = fit(
         "target",
         target,
@@ -119,6 +121,8 @@ def check(
     )
     if found is None:
         return None
+    if apart is None:
+        apart = next((max(of.widths.difference) for of in found if of.widths), None)
     possible = all(of.rolls_back for of in facts.values())
     measured = Measured(
         device,
