@@ -86,6 +86,15 @@ def test_gamma_rises_again_when_the_text_turns_easy() -> None:
     assert session.play(controller, tokens=2000) > 1.2
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_text_that_turns_hard_soon_costs_nothing(seed: int) -> None:
+    """What easy text yielded before does not keep it drafting."""
+    controller, session = AdaptiveGamma(CLOSE), Session(CLOSE, confidences(1, 0.95), seed=seed)
+    session.play(controller, tokens=500)
+    session.confidence = confidences(2, *FLAT)
+    assert session.play(controller, tokens=128) > 0.92
+
+
 def test_passes_that_something_disturbed_do_not_mislead_it() -> None:
     kinds = EASY
     calm = Session(BETWEEN, confidences(3, *kinds))
