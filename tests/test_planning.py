@@ -137,6 +137,17 @@ def test_force_loads_it_all_the_same(chat_model: Path, room: dict[str, int]) -> 
         assert engine.n_ctx == 512
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_what_does_not_fit_is_not_repacked_unless_a_text_depends_on_it(
+    chat_model: Path, chat_draft: Path, exact: bool
+) -> None:
+    wanted = replace(OPTIONS, repack=True)
+    for host, repacks in ((10**12, True), (10**6, exact)):
+        planner = Planner([chat_model], [chat_draft], free=Free(host), force=True)
+        settled = planner.settle(wanted, wanted, exact=exact)
+        assert (settled.target.repack, settled.draft.repack) == (repacks, repacks)
+
+
 def test_auto_window_of_an_engine(chat_model: Path, chat_draft: Path, room: dict[str, int]) -> None:
     room["host"] = int(need(chat_model, chat_draft, 768) / 0.9) + 1
     with lspec.load(target=chat_model, draft=chat_draft, n_ctx="auto", gamma=2) as engine:
