@@ -20,7 +20,7 @@ from table import TableModel
 from wrong import AcceptAlways
 
 from lspec.adaptive import AdaptiveGamma
-from lspec.controller import Controller, FixedGamma
+from lspec.controller import Controller, FixedGamma, Outlook
 from lspec.costs import Costs
 from lspec.drafters import Drafter, HybridDrafter, LookupDrafter, ModelDrafter
 from lspec.model import TokenCache
@@ -120,6 +120,15 @@ def test_copies_are_made_only_where_they_hold(chance: float, at_least: float) ->
     controller = AdaptiveGamma(COMPUTE_BOUND)
     session.play(controller, tokens=200)
     assert session.play(controller, tokens=3000) > at_least
+
+
+def test_copies_begin_short_and_grow_as_they_hold() -> None:
+    """A first copy that fails costs little of a short answer."""
+    controller, outlook = AdaptiveGamma(CLOSE), Outlook(12)
+    assert 0 < controller.plan(16, outlook).copied < 8
+    session = Session(CLOSE, confidences(1, *FLAT), match=lambda: (12, 0.99))
+    session.play(controller, tokens=400)
+    assert controller.plan(16, outlook).copied > 12
 
 
 # -- the law, with everything that `--gamma auto` and the n-gram drafter add --

@@ -134,10 +134,11 @@ def test_what_cannot_be_meant_so_is_pointed_out(
         assert engine.n_ctx == 512
     wanted(n_threads=MAX_THREADS)
     wanted(n_threads=1)
+    cores = usable_cores()
     assert [r.message.partition(":")[0] for r in caplog.records] == [
         "the draft is larger than its target",
         "the window is 512 tokens",
-        f"{MAX_THREADS} threads share {usable_cores()} cores",
+        f"{MAX_THREADS} threads share {cores} core{'s'[: cores > 1]}",
     ]
 
 
