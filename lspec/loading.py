@@ -63,7 +63,7 @@ def load(
 
     `exact` makes the text depend on target, prompt, sampling and seed alone, bit for bit, wherever
     the target is computed in the same way: it is the same with any draft and gamma, and with none.
-    What that takes on this machine is found out the first time (up to two minutes on a CPU) and
+    What that takes on this machine is found out the first time (a minute or two on a CPU) and
     remembered. `kv_type` is the type of both caches, "f16", "q8_0" or "q4_0"; None is f16, but
     leaves `exact` the choice of the target's. If `should_stop` says so during that search,
     KeyboardInterrupt is raised. `repack` rearranges 4-bit weights that a CPU computes with, as

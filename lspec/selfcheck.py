@@ -30,7 +30,7 @@ KV_TYPES: tuple[KvType, ...] = ("f16", "q8_0")  # the first one is what every mo
 _LENGTH = CONTEXTS[-1] + ROWS  # of the text that the widths are compared on
 _NOTICE = (
     "exact mode: looking for pass widths that agree bit for bit, once for this model and machine "
-    "(up to two minutes)"
+    "(a minute or two; on a slow machine, five)"
 )
 _COSTS_S = 2.0  # for timing passes
 _PLAIN = 0.9  # a class that never drafts must be faster than this says: copies are worth something
@@ -101,8 +101,8 @@ def survey(
 ) -> list[Findings] | None:
     """Return what is remembered, or found out now, of each way to load it that is worth having.
 
-    The type of the cache is `kv_type` where it is given. `announce` is told before anything has to
-    be found out. None if `should_stop` ended it. Raises ModelLoadError.
+    The type of the cache is `kv_type` where it is given. `announce` is told before each way that
+    has to be looked at. None if `should_stop` ended it. Raises ModelLoadError.
     """
     found: list[Findings] = []
     announced = False
@@ -110,8 +110,7 @@ def survey(
         path = _path(files, way)
         findings = _read(path)
         if findings is None:
-            if not announced:
-                announce(_NOTICE)
+            announce(f"exact mode: now with {_name(way)}" if announced else _NOTICE)
             announced = True
             findings = _examine(files, way, should_stop)
             if findings is None:
@@ -138,6 +137,10 @@ def _ways(
     if repacks(files, options):
         usable = [findings.kv_type for findings in found if findings.widths]
         yield replace(options, kv_type=usable[-1] if usable else found[0].kv_type)
+
+
+def _name(way: LoadOptions) -> str:
+    return f"a cache of {way.kv_type}{' and repacked weights' * way.repack}"
 
 
 def best(found: Sequence[Findings]) -> Choice | None:

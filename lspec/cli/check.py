@@ -38,8 +38,9 @@ def check(*, as_json: bool, **_: Any) -> int:
 
     Do the two match, can they take back drafted tokens, what do passes cost and what should that
     gain, which pass widths agree bit for bit (see --exact), how much memory does it take, is a
-    GPU in use. Give it the options that you load with. The first time this takes up to two minutes;
-    `lspec bench` measures the gain itself. The exit code is 1 where the two do not match or fit.
+    GPU in use. Give it the options that you load with. The first time this takes a minute or two,
+    on a slow machine five; `lspec bench` measures the gain itself. The exit code is 1 where the two
+    do not match or fit.
     """
     models, _options = split()
     how = dict(models.load)
