@@ -72,6 +72,7 @@ class Report:
     measured: Measured | None
     memory: Outlook
     refusal: str | None = None
+    interrupted: bool = False  # in the search for pass widths that agree: `measured` lacks those
 
 
 def check(
@@ -81,11 +82,11 @@ def check(
     say: Callable[[str], None] = lambda text: None,
     should_stop: Callable[[], bool] = lambda: False,
     **how: Unpack[How],
-) -> Report | None:
+) -> Report:
     """Try a target and a draft, or a target alone, given as files, loaded as `how` says.
 
-    `say` is told what takes time. None if `should_stop` ended it. Raises RequestError,
-    ModelLoadError.
+    `say` is told what takes time. `should_stop` ends the search for pass widths that agree, which
+    takes longest. Raises RequestError, ModelLoadError.
     """
     chosen = wanted(**how)
     opening = Opening(target, draft, chosen)
@@ -119,8 +120,7 @@ def check(
         ),
         exact=True,
     )
-    if found is None:
-        return None
+    interrupted, found = found is None, found or []
     if apart is None:
         apart = next((max(of.widths.difference) for of in found if of.widths), None)
     possible = all(of.rolls_back for of in facts.values())
@@ -133,7 +133,14 @@ def check(
         best(found),
         _peak_bytes(),
     )
-    return Report(facts["target"], facts.get("draft"), None, measured, settled.outlook)
+    return Report(
+        facts["target"],
+        facts.get("draft"),
+        None,
+        measured,
+        settled.outlook,
+        interrupted=interrupted,
+    )
 
 
 def predict(costs: Costs) -> list[Prediction]:

@@ -101,8 +101,6 @@ def load(
     target_files, draft_files = locate(pair, target, draft)
     if kind == "model" and not draft_files:
         raise RequestError("drafter 'model' needs a draft model", hint="Name one with --draft.")
-    if kind == "auto" and not draft_files:
-        log.warning("no draft model: drafting by lookup in the text alone")
     draft_files = draft_files if kind in ("auto", "model") else ()
     opening = Opening(target_files, draft_files, how)
     widths = None
@@ -110,6 +108,8 @@ def load(
         target_model, widths = opening.exact_target(should_stop)
     else:
         target_model = opening.target()
+    if kind == "auto" and not draft_files:
+        log.warning("no draft model: drafting by lookup in the text alone")
     draft_model = None
     try:
         if kind != "none" and not _goes_back(target_model, "target"):

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from lspec.round import Round, Source
 
+_MOSTLY = 0.9  # of the rounds, that an answer is called mostly plain
+
 
 @dataclass(frozen=True, slots=True)
 class Stats:
@@ -39,9 +41,11 @@ class Stats:
             parts.append(f"{self.tokens_per_s:.1f} tok/s")
         if self.block_efficiency is not None:
             parts.append(f"{self.block_efficiency:.2f} per round")
-        if self.rounds and not self.drafted:
-            cost = self.plain_rounds.get("cost", 0) > self.rounds / 2
-            parts.append("plain (drafting does not pay here)" if cost else "plain")
+        cost = self.plain_rounds.get("cost", 0)
+        if self.rounds and (not self.drafted or cost > _MOSTLY * self.rounds):
+            plain = "mostly plain" if self.drafted else "plain"
+            why = " (drafting does not pay here)" if cost > self.rounds / 2 else ""
+            parts.append(plain + why)
         if self.acceptance_rate is not None:
             parts.append(f"alpha {self.acceptance_rate:.2f}")
         return ", ".join(parts)

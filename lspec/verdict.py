@@ -29,10 +29,12 @@ def verdict(rows: Sequence[Row]) -> str:
 def pays(row: Row) -> bool:
     """Return whether `row` is faster than plain decoding by more than noise, in every repeat.
 
-    Where nothing was drafted, plain decoding was compared with itself.
+    Where nothing was drafted, plain decoding was compared with itself. A single repeat does not
+    tell what is noise, so the prediction must promise a gain as well.
     """
-    drafted = row.acceptance_rate is not None
-    return drafted and row.speedup.median >= _WORTH and row.speedup.low > 1
+    if row.acceptance_rate is None or (row.repeats == 1 and row.improvement_factor <= 1):
+        return False
+    return row.speedup.median >= _WORTH and row.speedup.low > 1
 
 
 def best(rows: Sequence[Row]) -> Row:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import tiny
 from steering import BETWEEN, COMPUTE_BOUND, MEMORY_BOUND
@@ -113,7 +112,11 @@ def test_mismatching_pair_is_not_measured(chat_model: Path, mismatched: Path) ->
 
 def test_stop_ends_the_search(chat_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lspec.selfcheck._read", lambda path: None)
-    assert examine([chat_model], [], should_stop=lambda: True) is None
+    report = examine([chat_model], [], should_stop=lambda: True)
+    assert report.interrupted
+    assert report.measured is not None
+    assert report.measured.exact == ()
+    assert report.measured.costs.draft is None
 
 
 @pytest.mark.parametrize("costs", [MEMORY_BOUND, COMPUTE_BOUND, BETWEEN])
@@ -282,7 +285,7 @@ def test_json_is_one_object_with_the_same_facts(
 ) -> None:
     result = json.loads(say(REPORT, capsys, monkeypatch, "--json"))
     assert list(result) == [
-        *("target", "draft", "mismatch", "memory", "refusal", "build", "measured"),
+        *("target", "draft", "mismatch", "memory", "refusal", "interrupted", "build", "measured"),
     ]
     assert "CPU" in result["build"]["backends"]
     assert result["memory"] == json.loads(json.dumps(memory_object(ON_CPU)))
@@ -370,17 +373,24 @@ def test_pair_that_does_not_fit_is_exit_code_1_with_the_plan_and_options_of_the_
     ]
 
 
-def test_ctrl_c_ends_the_check(
-    chat_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_ctrl_c_ends_the_search_and_shows_the_rest(
+    chat_model: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    def press(*args: object, **kwargs: Any) -> None:
+    def press(*args: Any, **kwargs: Any) -> Report:
         signal.raise_signal(signal.SIGINT)
-        assert kwargs["should_stop"]()
+        return examine(*args, **kwargs)
 
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(command, "examine", press)
-    with pytest.raises(click.Abort):
-        printed(capsys, "--target", chat_model)
-    assert capsys.readouterr().out == ""
+    code, out, _ = printed(capsys, "--target", chat_model)
+    assert code == 130
+    assert "A step of the target takes" in out
+    assert "was not found out: interrupted." in out
+    assert "Exact mode" not in out
+    assert "it takes" in out, "the memory plan"
 
 
 def test_wrong_files_are_the_errors_that_they_are_elsewhere(

@@ -257,7 +257,7 @@ def test_it_names_no_user_machine_token_address_or_setting(
             assert name in text
     assert "~/config" in texts[0]
     assert "/disk/…/…/hub" in texts[0]
-    assert "no proxy at (address)." in texts[0]
+    assert "no proxy at (address); " in texts[0]
     assert "a token is set" in texts[0]
 
 

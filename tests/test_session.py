@@ -311,6 +311,19 @@ def test_saved_file_is_plain_json(tmp_path: Path) -> None:
     assert json.loads(file.read_text(encoding="utf-8"))["messages"][1]["content"] == "Ä."
 
 
+def test_save_replaces_a_conversation_and_nothing_else(tmp_path: Path) -> None:
+    saved, program = tmp_path / "chat.json", tmp_path / "app.py"
+    program.write_text("print()\n", encoding="utf-8")
+    check(
+        ScriptedEngine("A.", "B."),
+        f">>> one\nA.\n>>> /save {saved}\n! saved 2 messages\n"
+        f">>> two\nB.\n>>> /save {saved}\n! saved 4 messages over those that were there\n"
+        f">>> /save {program}\n? {program} is not a saved conversation",
+    )
+    assert program.read_text(encoding="utf-8") == "print()\n"
+    assert len(json.loads(saved.read_text(encoding="utf-8"))["messages"]) == 4
+
+
 def test_save_into_a_folder_leaves_nothing_behind(tmp_path: Path) -> None:
     folder = tmp_path / "d"
     folder.mkdir()

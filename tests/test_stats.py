@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from lspec.round import Round, Source
+from lspec.round import Plain, Round, Source
 from lspec.stats import Tally
 
 
@@ -55,6 +57,17 @@ def test_plain_decoding_has_no_acceptance_rate() -> None:
     assert stats.acceptance_rate is None
     assert stats.block_efficiency == 1
     assert stats.line() == "5 tokens, 2.5 tok/s, 1.00 per round, plain"
+
+
+def test_line_says_that_hardly_anything_was_drafted() -> None:
+    tally = Tally(total_s=2.0)
+    for _ in range(30):
+        tally.add(replace(a_round(0, 0), plain=Plain.COST))
+    tally.add(a_round(3, 1))
+    assert tally.stats(generated_tokens=32).line() == (
+        "32 tokens, 16.0 tok/s, 1.03 per round, mostly plain (drafting does not pay here), "
+        "alpha 0.50"
+    )
 
 
 def test_rejecting_everything_is_a_rate_of_zero_not_none() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fabricated import a_row
 
 from lspec.verdict import verdict
@@ -31,6 +33,15 @@ def test_pair_that_does_not_pay() -> None:
         "0.70 times plain (7.0 against 10.0 tok/s): a round yields 3.00 tokens for the price of "
         "2.50 single steps."
     )
+
+
+def test_single_repeat_must_be_what_was_predicted() -> None:
+    def all_of(speedup: float, predicted: float, repeats: int) -> str:
+        row = replace(a_row("all", speedup), improvement_factor=predicted, repeats=repeats)
+        return verdict([row]).partition(":")[0]
+
+    assert all_of(1.06, 0.99, 1) == "This pair does not pay on this machine"
+    assert all_of(1.06, 1.05, 1) == all_of(1.06, 0.99, 2) == "This pair pays on this machine"
 
 
 def test_pair_that_pays_for_some_categories_only() -> None:

@@ -25,7 +25,7 @@ from lspec.cli.options import (
     add,
     split,
 )
-from lspec.cli.output import EXIT_INTERRUPTED, note
+from lspec.cli.output import EXIT_INTERRUPTED, note, waiting
 from lspec.comparison import Run, compare
 from lspec.engine import Engine
 
@@ -152,8 +152,9 @@ def bench(**params: Any) -> int:
 
 def _measure(engine: Engine, plan: benchmark.Plan, *, calibration_s: float) -> Report:
     """Play the whole plan, or as much of it as Ctrl-C allows, with a progress bar on a terminal."""
-    costs = benchmark.calibrate(engine, plan, budget_s=calibration_s)
-    moved = benchmark.width_difference(engine, plan)
+    with waiting(f"timing passes for {calibration_s:g} s …"):
+        costs = benchmark.calibrate(engine, plan, budget_s=calibration_s)
+        moved = benchmark.width_difference(engine, plan)
     with (
         stop_on_interrupt() as should_stop,
         _progress(benchmark.run(engine, plan, should_stop=should_stop), plan.size) as runs,

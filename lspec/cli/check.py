@@ -19,7 +19,7 @@ from lspec.cli.loading import show_notices
 from lspec.cli.memory import memory_lines, memory_object
 from lspec.cli.models import as_json, pull_missing
 from lspec.cli.options import DRAFTER_OPTION, FILE_OPTIONS, LOAD_OPTIONS, add, split
-from lspec.cli.output import EXIT_FAILED, note
+from lspec.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, note
 from lspec.costs import Costs
 from lspec.loading import locate
 from lspec.offload import survey
@@ -39,8 +39,8 @@ def check(*, as_json: bool, **_: Any) -> int:
     Do the two match, can they take back drafted tokens, what do passes cost and what should that
     gain, which pass widths agree bit for bit (see --exact), how much memory does it take, is a
     GPU in use. Give it the options that you load with. The first time this takes a minute or two,
-    on a slow machine five; `lspec bench` measures the gain itself. The exit code is 1 where the two
-    do not match or fit.
+    on a slow machine five (Ctrl-C shows what is known by then, and the next time goes on);
+    `lspec bench` measures the gain itself. The exit code is 1 where the two do not match or fit.
     """
     models, _options = split()
     how = dict(models.load)
@@ -53,12 +53,12 @@ def check(*, as_json: bool, **_: Any) -> int:
     draft = () if alone else draft
     with stop_on_interrupt() as should_stop:
         report = examine(target, draft, say=note, should_stop=should_stop, **how)
-    if report is None:
-        raise KeyboardInterrupt
     if as_json:
         click.echo(json.dumps(_object(report), ensure_ascii=False, indent=2))
     else:
         click.echo("\n".join((*_lines(report), "", *offload.lines(survey()))))
+    if report.interrupted:
+        return EXIT_INTERRUPTED
     return 0 if report.measured else EXIT_FAILED
 
 
@@ -92,7 +92,11 @@ def _lines(report: Report) -> Iterator[str]:
         yield "Their vocabularies match."
     if report.measured:
         yield from ("", *_cost_lines(report.measured))
-        yield from ("", *_exact_lines(report.measured))
+        yield ""
+        if report.interrupted:
+            yield "Which pass widths agree bit for bit was not found out: interrupted."
+        else:
+            yield from _exact_lines(report.measured)
     yield from ("", *memory_lines(report.memory))
     if report.refusal:
         yield f"So nothing was measured. {report.refusal}"

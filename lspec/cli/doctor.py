@@ -109,7 +109,7 @@ def _build(build: dict[str, Any]) -> Iterator[str]:
 
 def _hub(hub: dict[str, Any]) -> Iterator[str]:
     answer = "offline by HF_HUB_OFFLINE" if hub["offline"] else hub["problem"] or "answers"
-    yield f"{'hub':12} {answer}; {'a' if hub['token'] else 'no'} token is set"
+    yield f"{'hub':12} {answer.rstrip('.')}; {'a' if hub['token'] else 'no'} token is set"
 
 
 def _pair(pair: dict[str, Any]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from functools import partial
 import lspec
 from lspec.cli.answer import on_terminal, stop_on_interrupt
 from lspec.cli.options import ModelChoice
-from lspec.cli.output import note
+from lspec.cli.output import note, waiting
 
 
 class _Notices(logging.Handler):
@@ -39,7 +39,7 @@ def load(models: ModelChoice, *, thread: Executor | None = None) -> lspec.Engine
 
         pull_missing(models.pair)
     # llama.cpp calls back into Python while it loads, where a KeyboardInterrupt would be lost.
-    with stop_on_interrupt() as pressed:
+    with stop_on_interrupt() as pressed, waiting("loading …"):
         start = partial(lspec.load, models.pair, **models.load, should_stop=pressed)
         engine = thread.submit(start).result() if thread else start()
     if pressed():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,19 @@ def style(text: str, **styles: Any) -> str:
 def note(text: str) -> None:
     """Print one line on stderr, dim on a terminal."""
     click.echo(style(text, dim=True), err=True)
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Show `text` on a terminal's stderr while something takes time; the next line replaces it."""
+    shown = sys.stderr.isatty()
+    if shown:
+        click.echo(f"{style(text, dim=True)}\r", err=True, nl=False)
+    try:
+        yield
+    finally:
+        if shown:
+            click.echo("\033[K", err=True, nl=False)
 
 
 def report(error: errors.LspecError) -> int:

@@ -217,6 +217,9 @@ class Session:
     def _do_save(self, name: str) -> None:
         text = json.dumps({"messages": self._messages()}, ensure_ascii=False, indent=2)
         path = _path(name)
+        replaced = path.is_file()
+        if replaced:
+            _conversation(path)  # nothing else is overwritten
         new = path.with_name(path.name + ".new")
         try:
             new.write_text(text + "\n", encoding="utf-8", errors="replace")
@@ -225,25 +228,30 @@ class Session:
             with suppress(OSError):
                 new.unlink()
             raise RequestError(f"cannot write {path}: {error.strerror}") from None
-        self._screen.note(f"saved {len(self._turns)} messages")
+        over = " over those that were there" if replaced else ""
+        self._screen.note(f"saved {len(self._turns)} messages{over}")
 
     def _do_load(self, name: str) -> None:
-        path = _path(name)
-        try:
-            if path.stat().st_size > _MOST_BYTES:
-                raise ValueError
-            messages = json.loads(path.read_text(encoding="utf-8"))["messages"]
-            turns = [{k: str(m[k]) for k in ("role", "content")} for m in messages]
-        except OSError as error:
-            raise RequestError(f"cannot read {path}: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise RequestError(f"{path} is not a saved conversation") from None
+        turns = _conversation(_path(name))
         self._system = turns.pop(0)["content"] if turns and turns[0]["role"] == "system" else None
         self._turns, self._dropped = turns, 0
         asked = [m["content"] for m in turns if m["role"] == "user"]
         self._asked = asked[-1] if asked else None
         self._joined = [m["role"] for m in turns[-2:]] == ["user", "assistant"]
         self._screen.note(f"loaded {len(turns)} messages")
+
+
+def _conversation(path: Path) -> list[dict[str, str]]:
+    """Return the messages of a saved conversation. Raises RequestError."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ValueError
+        messages = json.loads(path.read_text(encoding="utf-8"))["messages"]
+        return [{k: str(m[k]) for k in ("role", "content")} for m in messages]
+    except OSError as error:
+        raise RequestError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise RequestError(f"{path} is not a saved conversation") from None
 
 
 def _words(line: str) -> tuple[str, str]:
