@@ -154,7 +154,7 @@ def read_header(path: Path) -> Header:
 
 def require_gguf(path: Path) -> None:
     """Raise ModelLoadError for what is not there, no file, or a file of another kind."""
-    hint = "Give the path of a .gguf file, or the name of a pair (`lspec ls`)."
+    hint = "Give the path of a .gguf file; a pair is chosen by its name alone (`lspec ls`)."
     try:
         if path.exists() and not path.is_file():
             raise ModelLoadError(f"{path} is not a file", hint=hint)

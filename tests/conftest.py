@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,12 @@ from hub_world import pair as pair_of
 
 from lspec import catalogue, store
 from lspec.catalogue import Pair
+
+
+def pytest_configure() -> None:
+    """Let processes that tests start hear Ctrl-C, also where a shell began all in background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

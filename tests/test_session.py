@@ -235,7 +235,7 @@ def test_settings_reach_the_engine() -> None:
         ("/set colour", "there is no setting 'colour' / /set lists them."),
         ("/set temprature 1", "there is no setting 'temprature' / Did you mean temperature?"),
         ("/set max-token 1", "there is no setting 'max-token' / Did you mean max-tokens?"),
-        ("/set temperature hot", "'hot' is not a number"),
+        ("/set temperature hot", "temperature: 'hot' is not a number"),
         ("/set temperature -1", "temperature must be 0 or more, not -1.0"),
         ("/set gamma 99", "gamma must be 'auto' or between 0 and 16, not 99"),
         ("/save", "a file name is missing"),

@@ -49,14 +49,15 @@ class Settings:
         """Give the setting `name` the value written as `value`. Raises RequestError."""
         name = _known(name)
         if name in _SAMPLING:
-            number = _number(value, int if name in _WHOLE else float)
+            number = _number(name, value, int if name in _WHOLE else float)
             self._sampling = replace(self._sampling, **{name: number})
         elif name == "gamma":
-            self._options[name] = check_gamma(value if value == "auto" else _number(value, int))
+            gamma = value if value == "auto" else _number(name, value, int)
+            self._options[name] = check_gamma(gamma)
         elif value == "none":
             self._options.pop(name, None)
         else:
-            self._options[name] = whole_number(name, _number(value, int))
+            self._options[name] = whole_number(name, _number(name, value, int))
 
 
 def _known(name: str) -> str:
@@ -69,8 +70,8 @@ def _known(name: str) -> str:
     raise RequestError(f"there is no setting {name!r}", hint=hint)
 
 
-def _number(text: str, kind: type[Any]) -> Any:
+def _number(name: str, text: str, kind: type[Any]) -> Any:
     try:
         return kind(text)
     except ValueError:
-        raise RequestError(f"{text!r} is not a number") from None
+        raise RequestError(f"{name.replace('_', '-')}: {text!r} is not a number") from None
