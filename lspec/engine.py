@@ -77,6 +77,9 @@ class Engine:
     def __enter__(self) -> Self:
         return self
 
+    def __repr__(self) -> str:
+        return f"<lspec.Engine: {self.description}>"
+
     def __exit__(
         self,
         kind: type[BaseException] | None,

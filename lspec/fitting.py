@@ -101,18 +101,22 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """A plan, what is free, and by type of cache the largest windows that fit (0: none does)."""
+    """A plan, what is free, and by type of cache the largest windows that fit (0: none does).
+
+    None is larger than `longest`, what the target was trained on.
+    """
 
     plan: MemoryPlan
     free: Free
     windows: dict[str, int]
+    longest: int
 
 
 def outlook(wish: Wish, free: Free) -> Outlook:
     """Return what there is to say of a wish; layers stay where they are."""
     types = [name for name in KV_BYTES if name == wish.setting.kv_type or _can_quantize(wish)]
     windows = {name: largest_window(wish.with_kv_type(name), free) for name in types}
-    return Outlook(wish.plan, free, windows)
+    return Outlook(wish.plan, free, windows, wish.n_ctx_train)
 
 
 def largest_window(wish: Wish, free: Free, share: float = 1.0) -> int:

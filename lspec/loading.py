@@ -100,7 +100,7 @@ def load(
     )
     target_files, draft_files = locate(pair, target, draft)
     if kind == "model" and not draft_files:
-        raise RequestError("drafter 'model' needs a draft model", hint="Name one with --draft.")
+        raise RequestError("drafter 'model' needs a draft model", hint="Give a draft file too.")
     draft_files = draft_files if kind in ("auto", "model") else ()
     opening = Opening(target_files, draft_files, how)
     widths = None
@@ -149,11 +149,11 @@ def locate(
     if target is not None:
         if pair is not None:
             raise RequestError(
-                "give a pair or a target file, not both", hint="Leave out PAIR or --target."
+                "give a pair or a target file, not both", hint="Leave out one of them."
             )
         return [Path(target)], [] if draft is None else [Path(draft)]
     if draft is not None:
-        raise RequestError("a draft file needs a target file", hint="Name one with --target.")
+        raise RequestError("a draft file needs a target file", hint="Give a target file too.")
     from lspec import catalogue, store
 
     chosen = catalogue.load().pair(pair)

@@ -18,9 +18,14 @@ HALF = ModelPlan(
     4096, "f16", 29, 20, Part(300 * MB, 0, MB, MB, 50 * MB), Part(700 * MB, 40 * MB, 200 * MB)
 )
 ON_CPU = Outlook(
-    MemoryPlan(TARGET, DRAFT, process=100 * MB), Free(8000 * MB), {"f16": 8192, "q8_0": 16384}
+    MemoryPlan(TARGET, DRAFT, process=100 * MB),
+    Free(8000 * MB),
+    {"f16": 8192, "q8_0": 16384},
+    longest=32768,
 )
-ON_GPU = Outlook(MemoryPlan(HALF, None, process=100 * MB), Free(8000 * MB, 900 * MB), {"f16": 0})
+ON_GPU = Outlook(
+    MemoryPlan(HALF, None, process=100 * MB), Free(8000 * MB, 900 * MB), {"f16": 0}, longest=8192
+)
 
 SAID = """\
 Memory with a cache of q8_0:
@@ -29,7 +34,7 @@ target       1.00 GB  60.00 MB  24.00 MB    55.00 MB  1.14 GB
 draft        0.40 GB  30.00 MB  10.00 MB    50.00 MB  0.49 GB
 the program                                           0.10 GB
 With a window of 4096 tokens it takes 1.73 GB of memory (8.00 GB free).
-The largest window that fits, in tokens: 8192 with f16, 16384 with q8_0."""
+The model's window is 32768 tokens; the largest that fits: 8192 with f16, 16384 with q8_0."""
 
 
 def test_plan_for_people() -> None:
@@ -53,9 +58,9 @@ def test_memory_that_is_shared_with_the_gpu_counts_as_one() -> None:
 
 
 def test_what_is_free_is_left_out_where_it_is_not_known() -> None:
-    unknown = Outlook(ON_CPU.plan, Free(None), ON_CPU.windows)
+    unknown = replace(ON_CPU, free=Free(None))
     assert memory_sentence(unknown) == ("With a window of 4096 tokens it takes 1.73 GB of memory.")
-    assert "largest window" not in "\n".join(memory_lines(unknown))
+    assert "that fits" not in "\n".join(memory_lines(unknown))
 
 
 @pytest.mark.parametrize("outlook", [ON_CPU, ON_GPU])

@@ -118,7 +118,7 @@ def test_second_pull_fetches_nothing(lspec: Run, server: Hub) -> None:
     server.asked.clear()
     code, _, err = lspec("pull", "tiny")
     assert code == 0
-    assert err.splitlines()[0] == "tiny is on the disk and checked."
+    assert err.splitlines()[0] == "tiny is on the disk already."
     assert server.asked == []
 
 

@@ -373,6 +373,10 @@ def test_greedy_text_does_not_depend_on_who_drafts(
             assert done.tokens == plain.tokens
 
 
+def test_engine_shows_what_it_is(engine: lspec.Engine) -> None:
+    assert repr(engine) == f"<lspec.Engine: {engine.description}>"
+
+
 def test_closed_engine_says_so(chat_model: Path) -> None:
     engine = lspec.load(target=chat_model, drafter="none")
     engine.close()

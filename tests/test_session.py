@@ -274,6 +274,8 @@ def test_stats_and_drafts() -> None:
     session.handle("/stats")
     assert "! block_efficiency 2.000" in screen.lines
     assert "! acceptance_rate -" in screen.lines
+    assert "! plain_rounds -" in screen.lines
+    assert "! exact no" in screen.lines
 
 
 def test_saved_conversation_can_be_loaded_and_continued(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ def show() -> None:
     steps = [
         ("lspec chat", f"talk with {pair.title}"),
         ("lspec check", "what it can do on this machine"),
-        ("lspec bench --limit 1", "measure whether drafting pays"),
+        ("lspec bench --limit 1", "measure whether drafting pays; takes minutes"),
         ("lspec serve", "OpenAI's API on this machine"),
         ("lspec ls", "other pairs"),
         ("lspec --help", "all commands"),

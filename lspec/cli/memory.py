@@ -32,7 +32,8 @@ def memory_lines(outlook: Outlook) -> Iterator[str]:
     yield memory_sentence(outlook)
     windows = [f"{window} with {name}" for name, window in outlook.windows.items() if window]
     if windows and outlook.free.host is not None:
-        yield f"The largest window that fits, in tokens: {', '.join(windows)}."
+        whole = f"The model's window is {outlook.longest} tokens"
+        yield f"{whole}; the largest that fits: {', '.join(windows)}."
 
 
 def memory_sentence(outlook: Outlook) -> str:

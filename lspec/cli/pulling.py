@@ -25,7 +25,7 @@ def pull_visibly(pair: Pair, source: Source = "auto") -> PairFiles:
     from lspec.pull import pull as fetch
 
     if files := store.locate_pair(pair):
-        note(f"{pair.name} is on the disk and checked.")
+        note(f"{pair.name} is on the disk already.")
         return files
     with ExitStack() as stack:
         bars = _Bars(stack, source)

@@ -102,6 +102,7 @@ def serve(**params: Any) -> int:
                 thread=thread,
                 grace_s=params["grace"],
                 on_start=lambda: note(f"serving {names[0]} on http://{shown}:{port}/v1"),
+                on_stop=lambda: note("stopping"),
             )
     return EXIT_INTERRUPTED if caught == signal.SIGINT else 0
 

@@ -207,8 +207,7 @@ class Session:
         if self._done is None:
             raise RequestError("there is no answer yet")
         for name, value in asdict(self._done.stats).items():
-            shown = f"{value:.3f}" if isinstance(value, float) else value
-            self._screen.note(f"{name} {'-' if value is None else shown}")
+            self._screen.note(f"{name} {_shown(value)}")
 
     def _do_drafts(self, _: str) -> None:
         self.show_drafts = not self.show_drafts
@@ -252,6 +251,17 @@ def _conversation(path: Path) -> list[dict[str, str]]:
         raise RequestError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, RecursionError):
         raise RequestError(f"{path} is not a saved conversation") from None
+
+
+def _shown(value: object) -> str:
+    """Return a value of the statistics as people write it."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {count}" for key, count in value.items()) or "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    return "-" if value is None else str(value)
 
 
 def _words(line: str) -> tuple[str, str]:

@@ -66,7 +66,7 @@ def converse(session: Session, *, history: Path) -> None:
                 if not session.handle(_read()):
                     return
             except EOFError:
-                click.echo()
+                click.echo("\r\033[K", nl=False)  # some readlines have begun a new line, some not
                 return
             except _Dropped:
                 click.echo()

@@ -42,11 +42,13 @@ def serve(
     thread: ThreadPoolExecutor,
     grace_s: float,
     on_start: Callable[[], None] = lambda: None,
+    on_stop: Callable[[], None] = lambda: None,
 ) -> int | None:
     """Serve `engine` by `thread` on `sock` until SIGINT or SIGTERM comes; return the signal.
 
     From then on no connection is accepted, and what is not finished after `grace_s` seconds is
-    cancelled. No thread is left. `on_start` is called when the first request would be heard.
+    cancelled. No thread is left. `on_start` is called when the first request would be heard,
+    `on_stop` when the signal has come.
     """
     metrics = Metrics()
     worker = Worker(metrics, queue=settings.queue, thread=thread)
@@ -62,7 +64,7 @@ def serve(
         proxy_headers=False,
         timeout_graceful_shutdown=round(grace_s) + _MARGIN_S,
     )
-    server = _Server(config, worker, grace_s, on_start)
+    server = _Server(config, worker, grace_s, on_start, on_stop)
     try:
         server.run(sockets=[sock])
     finally:
@@ -77,18 +79,20 @@ class _Server(uvicorn.Server):
         worker: Worker,
         grace_s: float,
         on_start: Callable[[], None],
+        on_stop: Callable[[], None],
     ) -> None:
         super().__init__(config)
         self.signal: int | None = None
         self._worker = worker
         self._grace_s = grace_s
-        self._on_start = on_start
+        self._on_start, self._on_stop = on_start, on_stop
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_stop()
         timer = asyncio.get_running_loop().call_later(self._grace_s, self._worker.stop)
         await super().shutdown(sockets)
         timer.cancel()
