@@ -35,7 +35,7 @@ _PROBE = 3  # tokens of a probe
 _SURELY_LOST = 0.1  # of what a probe costs: what it will gain is a guess
 _PLAIN_EVERY = 50  # rounds, to know what a plain one costs now
 _PATIENCE = 1.03  # estimates are noisy: go on drafting until it seems to lose this much
-_RISK = 0.1  # of plain decoding's rate: what a longer copy must promise more than a shorter one
+_RISK = 0.05  # of plain decoding's rate: what a longer copy must promise more than a shorter one
 _KEPT = 0.9  # of what rounds with the draft model yielded and cost, per such round
 _BEST_CASE = 0.92  # a mean acceptance that good pairs reach on easy text
 
