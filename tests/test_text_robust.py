@@ -162,9 +162,8 @@ def test_a_long_text_that_a_format_demands_is_tokenized_too(tmp_path: Path) -> N
     path = tiny.write_chat_model(tmp_path / "tekken.gguf", pre="tekken")
     schema = {"const": "a" * 60_000}
     with lspec.load(target=path, drafter="ngram", gamma=4, n_ctx=512) as engine:
-        done = engine.generate(
-            "x", response_format={"type": "json_schema", "json_schema": {"schema": schema}}
-        )
+        form = {"type": "json_schema", "json_schema": {"schema": schema}}
+        done = engine.generate("x", response_format=form, max_tokens=48)
     assert done.text.startswith('"aaa')
     assert done.finish_reason == "length"
 
