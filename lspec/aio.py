@@ -73,7 +73,7 @@ class Streams:
         try:
             played = self._thread.submit(work)
         except RuntimeError:
-            raise RequestError("this engine has been closed") from None
+            raise RequestError("this engine has been closed", hint="Load it again.") from None
         try:
             while isinstance(item := await items.get(), Chunk):
                 yield item

@@ -100,7 +100,8 @@ class Catalogue:
         name = name or os.environ.get("LSPEC_PAIR") or self.default
         if name in self.pairs:
             return self.pairs[name]
-        close = get_close_matches(name, self.pairs, n=3, cutoff=0.5)
+        close = [known for known in self.pairs if known.startswith(name)][:3]
+        close = close or get_close_matches(name, self.pairs, n=3, cutoff=0.5)
         hint = f"Did you mean {' or '.join(close)}? " if close else ""
         hint += (
             "`lspec ls` lists all pairs; `lspec pull --target REPO:FILE --draft REPO:FILE --name "

@@ -243,7 +243,7 @@ def _private(value: Any) -> Any:
 
 
 def _anonymous(text: str) -> str:
-    text = _ADDRESS.sub("(address)", text)
+    text = _ADDRESS.sub("(address left out)", text)
     home = os.path.expanduser("~")  # noqa: PTH111  # never raises
     if len(home) > 1:
         text = text.replace(home, "~")

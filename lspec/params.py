@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from numbers import Real
 
 from lspec.errors import RequestError
 
@@ -47,11 +48,9 @@ class SamplingParams:
     def _check(self, name: str, value: float) -> None:
         meaning, holds = _MEANING[name]
         whole = name in ("top_k", "penalty_last_n")
-        try:
-            fits = math.isfinite(value) and holds(value) and (not whole or value == int(value))
-        except TypeError:
-            fits = False
-        if not fits:
+        if not isinstance(value, Real):
+            raise RequestError(f"{name} must be a number, not {value!r}")
+        if not (math.isfinite(value) and holds(value) and (not whole or value == int(value))):
             raise RequestError(f"{name} must be {meaning}, not {value}")
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
 from typing import Any, Literal, TypedDict
@@ -136,7 +136,7 @@ def check_rule(rule: str) -> RuleName:
     for known in RULES:
         if rule == known:
             return known
-    raise RequestError(f"rule must be {', '.join(RULES)}, not {rule!r}")
+    raise RequestError(f"rule must be block or rejection, not {rule!r}")
 
 
 def _logprobs(count: int | None) -> int | None:
@@ -163,8 +163,8 @@ def _whole(name: str, value: int) -> int:
 
 
 def _token_ids(prompt: Sequence[int]) -> list[int]:
-    if isinstance(prompt, bytes | str):
-        raise RequestError("a prompt is a text or token ids, not bytes")
+    if isinstance(prompt, bytes | str) or not isinstance(prompt, Iterable):
+        raise RequestError(f"a prompt is a text or token ids, not {type(prompt).__name__}")
     return [_whole("a token id", token) for token in prompt]
 
 

@@ -57,6 +57,12 @@ def _clause(rows: Sequence[Row], temperature: float) -> tuple[str, str]:
         return "part", f"{where} for {gains}, while over all prompts {reached}"
     if overall.acceptance_rate is None:
         return "no", f"not {where}, where gamma {overall.gamma} drafted nothing and was right"
+    if overall.speedup.median >= _WORTH and overall.repeats == 1:
+        promised = f"{overall.improvement_factor:.2f}"
+        return "no", (
+            f"not {where}, where {reached} in a single repeat, while the costs measured before it "
+            f"promise {promised}: more --repeats would tell"
+        )
     cost = overall.block_efficiency / overall.improvement_factor
     return "no", (
         f"not {where}, where {reached}: a round yields {overall.block_efficiency:.2f} tokens "

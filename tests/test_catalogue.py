@@ -57,7 +57,7 @@ def test_environment_names_the_pair_before_the_default(monkeypatch: pytest.Monke
 def test_unknown_pair_is_an_error_with_close_names() -> None:
     with pytest.raises(CatalogueError, match=r"no pair named .qwen2\.5-coder.") as caught:
         catalogue.load().pair("qwen2.5-coder")
-    assert "qwen2.5-coder-7b" in caught.value.hint
+    assert "Did you mean qwen2.5-coder-1.5b or " in caught.value.hint
 
 
 def test_user_catalogue_adds_and_replaces_and_sets_the_default(home: Path) -> None:

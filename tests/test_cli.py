@@ -71,15 +71,6 @@ def test_ratios_without_a_denominator_are_null(pair: list[str]) -> None:
     assert stats["acceptance_rate"] is stats["block_efficiency"] is None
 
 
-@pytest.mark.parametrize(
-    ("word", "hint"), [("chatt", "Did you mean 'chat'?"), ("help", "`lspec --help` lists them.")]
-)
-def test_unknown_command_is_met_with_a_hint(word: str, hint: str) -> None:
-    done = run(word)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"No such command {word!r}. {hint}" in done.stderr
-
-
 def test_text_goes_to_stdout_and_nothing_else_anywhere_when_piped(pair: list[str]) -> None:
     options = ["--temperature", "0", "--max-tokens", "20"]
     plain = run("generate", *pair, *options, "--drafter", "none", text="Hello")
@@ -227,10 +218,19 @@ def test_reader_that_goes_away_ends_it_quietly(pair: list[str]) -> None:
         assert process.stderr.read() == b""
 
 
-def test_unknown_command_suggests_one() -> None:
-    done = run("generat")
-    assert done.returncode == 2
-    assert "'generate'" in done.stderr
+@pytest.mark.parametrize(
+    ("word", "hint"), [("chatt", "Did you mean 'chat'?"), ("help", "`lspec --help` lists them.")]
+)
+def test_unknown_command_is_met_with_a_hint(word: str, hint: str) -> None:
+    done = run(word)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"No such command {word!r}. {hint}" in done.stderr
+
+
+def test_conversation_needs_a_terminal() -> None:
+    done = run("chat", "--interactive", "-p", "Hi")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--interactive is for a terminal" in done.stderr
 
 
 def test_every_command_is_in_the_help_and_has_its_own() -> None:

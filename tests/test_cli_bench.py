@@ -99,6 +99,13 @@ def test_machine_that_changes_its_speed_is_named(seconds: tuple[float, ...], cha
     assert all(caveat.startswith("this machine changed its speed: a plain") for caveat in caveats)
 
 
+def test_table_has_room_for_the_first_positions_only() -> None:
+    rows = [replace(a_row("all", 1.5), accepted_by_position=(0.9,) * n) for n in (5, 16)]
+    _, five, sixteen = FORMATS["table"](report(rows=tuple(rows))).splitlines()
+    assert five.endswith("0.90 0.90 0.90 0.90 0.90")
+    assert sixteen.endswith("0.90 0.90 0.90 0.90 0.90 …")
+
+
 def test_csv_has_one_line_a_row() -> None:
     rows = list(csv.DictReader(io.StringIO(FORMATS["csv"](report()))))
     assert [row["category"] for row in rows] == ["code|more", "all"]

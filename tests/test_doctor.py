@@ -192,7 +192,7 @@ def test_hub_out_of_reach_is_told_without_its_address(
 ) -> None:
     code, out, _ = printed(capsys)
     assert code == 0
-    assert "The hub at (address) cannot be reached" in out
+    assert "The hub at (address left out) cannot be reached" in out
     assert "127.0.0.1" not in out
 
 
@@ -257,7 +257,7 @@ def test_it_names_no_user_machine_token_address_or_setting(
             assert name in text
     assert "~/config" in texts[0]
     assert "/disk/…/…/hub" in texts[0]
-    assert "no proxy at (address); " in texts[0]
+    assert "no proxy at (address left out); " in texts[0]
     assert "a token is set" in texts[0]
 
 

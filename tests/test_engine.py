@@ -284,6 +284,7 @@ def test_any_text_can_be_asked(engine: lspec.Engine, text: str) -> None:
     [
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": "0.5"}, "temperature must be a number, not '0.5'"),
         ({"top_k": -1}, "top_k"),
         ({"top_p": 0.0}, "top_p"),
         ({"min_p": 1.5}, "min_p"),
@@ -311,7 +312,7 @@ def test_misspelt_option_is_a_type_error(engine: lspec.Engine) -> None:
         engine.generate(PROMPT, temprature=0)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("prompt", ["", [], [-1], [10**6], b"def", [1.5], [None]])
+@pytest.mark.parametrize("prompt", ["", [], [-1], [10**6], b"def", [1.5], [None], None, 5])
 def test_prompt_without_meaning_is_refused(engine: lspec.Engine, prompt: str | list[int]) -> None:
     with pytest.raises(lspec.RequestError):
         engine.generate(prompt)

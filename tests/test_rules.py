@@ -298,5 +298,5 @@ def test_shared_noise_is_exponential_and_independent() -> None:
 
 def test_rules_have_names() -> None:
     assert [check_rule(name) for name in RULES] == ["rejection", "block", "coupled"]
-    with pytest.raises(RequestError, match="rule must be rejection, block, coupled"):
+    with pytest.raises(RequestError, match="rule must be block or rejection"):
         check_rule("best")

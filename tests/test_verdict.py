@@ -36,12 +36,20 @@ def test_pair_that_does_not_pay() -> None:
 
 
 def test_single_repeat_must_be_what_was_predicted() -> None:
-    def all_of(speedup: float, predicted: float, repeats: int) -> str:
+    def all_of(speedup: float, predicted: float, repeats: int) -> tuple[str, str]:
         row = replace(a_row("all", speedup), improvement_factor=predicted, repeats=repeats)
-        return verdict([row]).partition(":")[0]
+        head, _, rest = verdict([row]).partition(":")
+        return head, rest
 
-    assert all_of(1.06, 0.99, 1) == "This pair does not pay on this machine"
-    assert all_of(1.06, 1.05, 1) == all_of(1.06, 0.99, 2) == "This pair pays on this machine"
+    head, rest = all_of(1.06, 0.99, 1)
+    assert head == "This pair does not pay on this machine"
+    assert rest == (
+        " not at temperature 0, where gamma 4 is best with 1.06 times plain (10.6 against 10.0 "
+        "tok/s) in a single repeat, while the costs measured before it promise 0.99: more "
+        "--repeats would tell."
+    )
+    for yes in (all_of(1.06, 1.05, 1), all_of(1.06, 0.99, 2)):
+        assert yes[0] == "This pair pays on this machine"
 
 
 def test_pair_that_pays_for_some_categories_only() -> None:

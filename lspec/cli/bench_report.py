@@ -32,6 +32,7 @@ HEADERS = (
     "accepted by position",
 )
 _STEADY = 1.1  # a longer text alone makes steps a few percent slower
+_POSITIONS = 5  # that a line of a table has room for; JSON and CSV have all
 _LEFT = ("category", "accepted by position")
 
 
@@ -123,13 +124,18 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row.verify_cost:.2f}",
         "-" if row.best_gamma is None else str(row.best_gamma),
         f"{row.outside_models:.1%}",
-        " ".join(map(_ratio, row.accepted_by_position)) or "-",
+        _first(row.accepted_by_position),
     )
 
 
 def _spread(spread: Spread, repeats: int) -> str:
     around = f" ({spread.low:.2f}-{spread.high:.2f})" if repeats > 1 else ""
     return f"{spread.median:.2f}{around}"
+
+
+def _first(ratios: Sequence[float | None]) -> str:
+    more = ["…"] if len(ratios) > _POSITIONS else []
+    return " ".join([*map(_ratio, ratios[:_POSITIONS]), *more]) or "-"
 
 
 def _ratio(ratio: float | None) -> str:

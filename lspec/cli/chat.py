@@ -41,6 +41,8 @@ def chat(**params: Any) -> int:
     What a model thinks before it answers is shown dim at a terminal, and left out where output
     goes elsewhere and from the conversation; --json has it as "reasoning".
     """
+    if params["interactive"] and (params["as_json"] or not on_terminal()):
+        raise click.UsageError("--interactive is for a terminal, without --json.")
     asked = params["prompt"]
     conversation = on_terminal() and not params["as_json"] and (not asked or params["interactive"])
     prompt = asked if conversation else read_prompt(asked)

@@ -139,7 +139,7 @@ class Vocab:
     def require_open(self) -> None:
         """Raise RequestError once the model is closed, or what `c_tokenizer` could not raise."""
         if not self._is_alive():
-            raise RequestError("this engine has been closed")
+            raise RequestError("this engine has been closed", hint="Load it again.")
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
