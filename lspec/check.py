@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack
 
@@ -80,13 +80,14 @@ def check(
     draft: Sequence[Path],
     *,
     say: Callable[[str], None] = lambda text: None,
+    tell: Callable[[Report], None] = lambda known: None,
     should_stop: Callable[[], bool] = lambda: False,
     **how: Unpack[How],
 ) -> Report:
     """Try a target and a draft, or a target alone, given as files, loaded as `how` says.
 
-    `say` is told what takes time. `should_stop` ends the search for pass widths that agree, which
-    takes longest. Raises RequestError, ModelLoadError.
+    `say` is told what takes time, and `tell` what is known before the search for pass widths that
+    agree, which takes longest; `should_stop` ends that. Raises RequestError, ModelLoadError.
     """
     chosen = wanted(**how)
     opening = Opening(target, draft, chosen)
@@ -111,6 +112,13 @@ def check(
         apart = None
         if repacks(target, models["target"].options):  # else the survey shows it better
             apart = difference(models["target"], sample_text(models["target"]))
+    possible = all(of.rolls_back for of in facts.values())
+    predictions = tuple(predict(costs)) if possible else ()
+    measured = Measured(device, costs, apart, predictions, (), None, _peak_bytes())
+    known = Report(
+        facts["target"], facts.get("draft"), None, measured, settled.outlook, interrupted=True
+    )
+    tell(known)
     found = fit(
         "target",
         target,
@@ -120,27 +128,18 @@ def check(
         ),
         exact=True,
     )
-    interrupted, found = found is None, found or []
+    if found is None:
+        return known
     if apart is None:
         apart = next((max(of.widths.difference) for of in found if of.widths), None)
-    possible = all(of.rolls_back for of in facts.values())
-    measured = Measured(
-        device,
-        costs,
-        apart,
-        tuple(predict(costs)) if possible else (),
-        tuple(found),
-        best(found),
-        _peak_bytes(),
-    )
-    return Report(
-        facts["target"],
-        facts.get("draft"),
-        None,
+    measured = replace(
         measured,
-        settled.outlook,
-        interrupted=interrupted,
+        width_difference=apart,
+        exact=tuple(found),
+        choice=best(found),
+        peak_bytes=_peak_bytes(),
     )
+    return replace(known, measured=measured, interrupted=False)
 
 
 def predict(costs: Costs) -> list[Prediction]:

@@ -60,7 +60,7 @@ class Grammars:
         try:
             return self._compile(response_format)
         except ModuleNotFoundError:
-            hint = "Install it with: pip install 'lspec[grammar]'"
+            hint = "pip install 'lspec[grammar]', or in a clone: scripts/install grammar"
             raise RequestError(
                 "to follow a grammar or a schema needs llguidance, which is not installed",
                 hint=hint,

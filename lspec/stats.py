@@ -44,7 +44,7 @@ class Stats:
         cost = self.plain_rounds.get("cost", 0)
         if self.rounds and (not self.drafted or cost > _MOSTLY * self.rounds):
             plain = "mostly plain" if self.drafted else "plain"
-            why = " (drafting does not pay here)" if cost > self.rounds / 2 else ""
+            why = " (drafting did not pay)" if cost > self.rounds / 2 else ""
             parts.append(plain + why)
         if self.acceptance_rate is not None:
             parts.append(f"alpha {self.acceptance_rate:.2f}")

@@ -110,6 +110,20 @@ def test_mismatching_pair_is_not_measured(chat_model: Path, mismatched: Path) ->
     assert "token 256 is 'he' in the target and 'hi' in the draft" in report.mismatch
 
 
+def test_what_is_known_before_the_search_is_told_at_once(
+    chat_model: Path, chat_draft: Path
+) -> None:
+    told: list[Report] = []
+    report = examine([chat_model], [chat_draft], tell=told.append)
+    (known,) = told
+    assert known.interrupted
+    assert not report.interrupted
+    assert known.measured is not None
+    assert report.measured is not None
+    assert known.measured.exact == ()
+    assert known.measured.predictions == report.measured.predictions != ()
+
+
 def test_stop_ends_the_search(chat_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lspec.selfcheck._read", lambda path: None)
     report = examine([chat_model], [], should_stop=lambda: True)
@@ -360,7 +374,8 @@ def test_pair_that_does_not_fit_is_exit_code_1_with_the_plan_and_options_of_the_
     assert set(re.findall(r"--[a-z-]+", advice)) <= known
     asked: list[dict[str, Any]] = []
 
-    def heard(target: Any, draft: Any, *, say: Any, should_stop: Any, **how: Any) -> Report:
+    def heard(target: Any, draft: Any, **given: Any) -> Report:
+        how = {k: v for k, v in given.items() if k not in ("say", "tell", "should_stop")}
         asked.append({"draft": list(draft), **how})
         return REPORT
 

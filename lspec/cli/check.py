@@ -51,12 +51,21 @@ def check(*, as_json: bool, **_: Any) -> int:
         pull_missing(models.pair)
     target, draft = locate(models.pair, *files)
     draft = () if alone else draft
+    told = False
+
+    def tell(known: Report) -> None:
+        nonlocal told
+        told = True
+        if not as_json:
+            click.echo("\n".join((*_first_lines(known), "")))
+
     with stop_on_interrupt() as should_stop:
-        report = examine(target, draft, say=note, should_stop=should_stop, **how)
+        report = examine(target, draft, say=note, tell=tell, should_stop=should_stop, **how)
     if as_json:
         click.echo(json.dumps(_object(report), ensure_ascii=False, indent=2))
     else:
-        click.echo("\n".join((*_lines(report), "", *offload.lines(survey()))))
+        first = () if told else (*_first_lines(report), "")
+        click.echo("\n".join((*first, *_other_lines(report), "", *offload.lines(survey()))))
     if report.interrupted:
         return EXIT_INTERRUPTED
     return 0 if report.measured else EXIT_FAILED
@@ -81,8 +90,8 @@ def _build() -> dict[str, Any]:
     return {**asdict(found), "commands": found.commands}
 
 
-def _lines(report: Report) -> Iterator[str]:
-    """Yield what people read."""
+def _first_lines(report: Report) -> Iterator[str]:
+    """Yield for people what is known first."""
     yield f"target  {_model(report.target)}"
     yield f"draft   {_model(report.draft) if report.draft else 'none'}"
     if report.mismatch:
@@ -92,12 +101,17 @@ def _lines(report: Report) -> Iterator[str]:
         yield "Their vocabularies match."
     if report.measured:
         yield from ("", *_cost_lines(report.measured))
-        yield ""
+
+
+def _other_lines(report: Report) -> Iterator[str]:
+    """Yield what takes longer, and the memory."""
+    if report.measured:
         if report.interrupted:
             yield "Which pass widths agree bit for bit was not found out: interrupted."
         else:
             yield from _exact_lines(report.measured)
-    yield from ("", *memory_lines(report.memory))
+        yield ""
+    yield from memory_lines(report.memory)
     if report.refusal:
         yield f"So nothing was measured. {report.refusal}"
     if report.measured and report.measured.peak_bytes:

@@ -22,7 +22,7 @@ def require_matplotlib() -> None:
     if find_spec("matplotlib") is None:
         raise LspecError(
             "--plot needs matplotlib, which is not installed",
-            hint="Install it with: pip install 'lspec[plot]'",
+            hint="pip install 'lspec[plot]', or in a clone: scripts/install plot",
         )
 
 

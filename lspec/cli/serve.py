@@ -66,7 +66,7 @@ def serve(**params: Any) -> int:
     if any(find_spec(name) is None for name in _NEEDED):
         raise LspecError(
             "the server needs fastapi, uvicorn and prometheus_client, which are not all installed",
-            hint="Install them with: pip install 'lspec[server]'",
+            hint="pip install 'lspec[server]', or in a clone: scripts/install server",
         )
     from lspec.server.app import Settings
     from lspec.server.run import bind
