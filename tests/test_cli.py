@@ -57,7 +57,8 @@ KEYS = [
 
 
 def test_json_is_one_object_with_the_documented_keys(pair: list[str]) -> None:
-    done = run("generate", *pair, "--json", "-p", "Hello", "--temperature", "0", "--max-tokens=20")
+    options = ["--json", "-p", "Hello", "--temperature", "0", "--max-tokens=20", "--gamma=4"]
+    done = run("generate", *pair, *options)
     result = json.loads(done.stdout)
     assert (done.returncode, done.stderr) == (0, "")
     assert list(result) == ["text", "tokens", "finish_reason", "seed", "stats"]

@@ -59,10 +59,9 @@ def explain(error: Exception) -> ApiError:
     """Return what a client may know of `error`."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, ContextOverflowError):
-        return ApiError(400, str(error), code="context_length_exceeded")
-    if isinstance(error, RequestError):
-        return ApiError(400, " ".join(filter(None, (str(error), error.hint))))
+    if isinstance(error, ContextOverflowError | RequestError):
+        code = "context_length_exceeded" if isinstance(error, ContextOverflowError) else None
+        return ApiError(400, " ".join(filter(None, (str(error), error.hint))), code=code)
     if isinstance(error, LspecError):
         log.error("%s", error)
         return ApiError(500, str(error))
@@ -70,7 +69,8 @@ def explain(error: Exception) -> ApiError:
 
 
 def install(app: FastAPI) -> None:
-    """Make every error of `app` leave in OpenAI's shape."""
+    """Make every error of `app`, which has its routes, leave in OpenAI's shape."""
+    paths = [path for route in app.routes if "{" not in (path := getattr(route, "path", "{"))]
 
     async def reply(request: Request, error: Exception) -> Response:
         return explain(error).response()
@@ -84,6 +84,8 @@ def install(app: FastAPI) -> None:
         if isinstance(error, ApiError):
             return error.response()
         what = f"{error.detail}: {request.method} {request.url.path}"
+        if error.status_code == 404:
+            what += f"; there are {', '.join(paths)}"
         return ApiError(error.status_code, what, headers=error.headers).response()
 
     app.add_exception_handler(LspecError, reply)
@@ -102,7 +104,7 @@ def _invalid(error: RequestValidationError) -> ApiError:
     place = _place(first, error.body)
     if first["type"] == "extra_forbidden":
         return unsupported(place, "this field is not supported")
-    message = first["msg"].removeprefix("Value error, ")
+    message = first["msg"].removeprefix("Value error, ").removeprefix(f"{place} ")
     return unsupported(place, message) if place else ApiError(400, message)
 
 
