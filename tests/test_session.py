@@ -276,6 +276,9 @@ def test_stats_and_drafts() -> None:
     assert "! acceptance_rate -" in screen.lines
     assert "! plain_rounds -" in screen.lines
     assert "! exact no" in screen.lines
+    session.handle("/clear")
+    session.handle("/stats")
+    assert screen.lines[-1] == "? there is no answer yet"
 
 
 def test_saved_conversation_can_be_loaded_and_continued(tmp_path: Path) -> None:

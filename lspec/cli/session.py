@@ -158,7 +158,7 @@ class Session:
     def _do_clear(self, _: str) -> None:
         self._turns.clear()
         self._dropped = 0
-        self._asked = None
+        self._asked = self._done = None
         self._screen.note("forgotten")
 
     def _do_retry(self, _: str) -> None:
