@@ -329,6 +329,12 @@ def test_a_prompt_too_long_has_its_own_code(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model="chat", prompt="x" * 9000)
     assert caught.value.code == "context_length_exceeded"
+    assert "Shorten the prompt" in caught.value.message
+
+
+def test_a_refused_value_is_named_once(server: Server) -> None:
+    reply = httpx2.post(server.url + CHAT, json={"messages": HELLO, "temperature": -1})
+    assert reply.json()["error"]["message"] == "temperature: must be 0 or more, not -1.0"
 
 
 @pytest.mark.parametrize(
@@ -364,6 +370,11 @@ def test_unknown_paths_and_methods_are_errors_in_the_same_shape(server: Server) 
     ):
         assert reply.status_code == status
         assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+    message = httpx2.post(server.url + "/responses", json={}).json()["error"]["message"]
+    assert message == (
+        "Not Found: POST /v1/responses; there are /v1/chat/completions, /v1/completions, "
+        "/v1/models, /health, /metrics"
+    )
 
 
 def test_fields_that_change_nothing_are_accepted(client: openai.OpenAI) -> None:

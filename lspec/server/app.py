@@ -52,7 +52,7 @@ def create_app(engine: Engine, worker: Worker, metrics: Metrics, settings: Setti
     }
     for path, (method, endpoint) in routes.items():
         app.add_api_route(path, endpoint, methods=[method])
-    errors.install(app)
+    errors.install(app, [path for path in routes if "{" not in path])
     app.add_middleware(
         Gate,
         key=settings.key,

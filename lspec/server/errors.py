@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
@@ -68,9 +68,8 @@ def explain(error: Exception) -> ApiError:
     return ApiError(500, "the server failed; its log says why")
 
 
-def install(app: FastAPI) -> None:
-    """Make every error of `app`, which has its routes, leave in OpenAI's shape."""
-    paths = [path for route in app.routes if "{" not in (path := getattr(route, "path", "{"))]
+def install(app: FastAPI, paths: Iterable[str]) -> None:
+    """Make every error of `app` leave in OpenAI's shape; an unknown address names `paths`."""
 
     async def reply(request: Request, error: Exception) -> Response:
         return explain(error).response()
