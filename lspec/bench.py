@@ -76,7 +76,7 @@ def check(engine: Engine, plan: Plan) -> None:
     if engine.drafter == "none":
         raise RequestError(
             "nothing drafts here, so there is nothing to compare",
-            hint="Name a pair, or a draft file with --draft.",
+            hint="Name a pair, or a draft file: draft=FILE.",
         )
     for gamma in plan.gammas:
         check_gamma(gamma)

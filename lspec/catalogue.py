@@ -84,6 +84,12 @@ class Pair:
         """Target and draft, in this order."""
         return self.target, self.draft
 
+    @property
+    def size(self) -> int | None:
+        """The bytes of both models; None where the size of a file is not known."""
+        sizes = {model.name: model.size for model in self.models}
+        return None if None in sizes.values() else sum(size or 0 for size in sizes.values())
+
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
@@ -104,11 +110,11 @@ class Catalogue:
         close = close or get_close_matches(name, self.pairs, n=3, cutoff=0.5)
         hint = f"Did you mean {' or '.join(close)}? " if close else ""
         hint += (
-            "`lspec ls` lists all pairs; `lspec pull --target REPO:FILE --draft REPO:FILE --name "
-            "NAME` adds one."
+            "`lspec ls` lists all pairs; `lspec pull --target OWNER/REPO:FILE "
+            "--draft OWNER/REPO:FILE --name NAME` adds one."
         )
         if name.endswith(".gguf"):
-            hint = f"It looks like a file: --target {name}, and --draft FILE if there is one."
+            hint = f'It looks like a file: target="{name}", and draft=FILE if there is one.'
         raise CatalogueError(f"There is no pair named {name!r} in the catalogue.", hint=hint)
 
 

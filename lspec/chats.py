@@ -63,7 +63,7 @@ class Chats:
         if render is None:
             raise RequestError(
                 "this model has no chat template",
-                hint="Use `lspec generate`, or give a template with --chat-template FILE.",
+                hint="Use `lspec generate`, or give a template: chat_template=FILE.",
             )
         return tokenize_chat(
             messages,

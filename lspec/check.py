@@ -86,8 +86,8 @@ def check(
 ) -> Report:
     """Try a target and a draft, or a target alone, given as files, loaded as `how` says.
 
-    `say` is told what takes time, and `tell` what is known before the search for pass widths that
-    agree, which takes longest; `should_stop` ends that. Raises RequestError, ModelLoadError.
+    `tell` is told what is known before the search for pass widths that agree, which takes longest,
+    and `say` how that goes on; `should_stop` ends it. Raises RequestError, ModelLoadError.
     """
     chosen = wanted(**how)
     opening = Opening(target, draft, chosen)
@@ -99,7 +99,6 @@ def check(
         refusal = settled.refusal.hint if settled.refusal else None
         files = (_facts(target), _facts(draft) if draft else None)
         return Report(*files, mismatch, None, settled.outlook, refusal)
-    say("timing passes")
     with ExitStack() as stack:
         models = {"target": opening.target()}
         stack.callback(models["target"].close)

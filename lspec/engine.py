@@ -75,6 +75,7 @@ class Engine:
         self._player.close()
 
     def __enter__(self) -> Self:
+        self.require_open()
         return self
 
     def __repr__(self) -> str:

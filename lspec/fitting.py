@@ -16,7 +16,7 @@ from lspec.memory import KV_BYTES, WINDOW_STEP, MemoryPlan, Setting, Shape, plan
 from lspec.sizes import size_text
 
 _LEAST_WINDOW = 512  # a shorter one is no advice
-_FORCE = "--force loads it all the same."
+_FORCE = "force=True loads it all the same."
 _NEVER = 1 << 62
 
 
@@ -170,19 +170,19 @@ def refusal(wish: Wish, free: Free, name: str) -> ModelLoadError | None:
 def _settings_that_fit(wish: Wish, free: Free) -> Iterator[str]:
     """Yield changes of one option each, the gentlest first."""
     if (window := largest_window(wish, free)) >= _LEAST_WINDOW:
-        yield f"--ctx {window}"
+        yield f"n_ctx={window}"
     smaller = (name for name, size in KV_BYTES.items() if size < KV_BYTES[wish.setting.kv_type])
     for name in smaller if _can_quantize(wish) else ():
         if free.holds(wish.with_kv_type(name).plan):
-            yield f"--kv-type {name}"
+            yield f'kv_type="{name}"'
             break
     if wish.draft is not None and wish.draft_setting is not None:
         longest = min(wish.draft_setting.n_ctx, wish.draft.n_ctx_train or _NEVER)
         window = _largest(wish.with_draft_window, longest, free)
         if _LEAST_WINDOW <= window < longest:
-            yield f"--draft-ctx {window}"
+            yield f"draft_n_ctx={window}"
         if free.holds(wish.without_draft().plan):
-            yield "--drafter ngram, which needs no draft"
+            yield 'drafter="ngram", which needs no draft'
 
 
 def _largest(

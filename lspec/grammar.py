@@ -57,30 +57,16 @@ class Grammars:
         Raises RequestError, with llguidance's reason, for what is broken or cannot be followed.
         """
         self._vocab.require_open()
-        try:
-            return self._compile(response_format)
-        except ModuleNotFoundError:
-            hint = "pip install 'lspec[grammar]', or in a clone: scripts/install grammar"
-            raise RequestError(
-                "to follow a grammar or a schema needs llguidance, which is not installed",
-                hint=hint,
-            ) from None
-        except UnicodeEncodeError:
-            raise RequestError("the response_format has half a character (a surrogate)") from None
-
-    def _compile(self, response_format: Mapping[str, Any]) -> Constraint | None:
-        grammar = _translate(response_format)
+        grammar = check_format(response_format)
         if grammar is None:
             return None
         from llguidance import LLMatcher
 
-        grammar.encode()  # llguidance reads something else into what is no Unicode
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
         try:
             return GrammarConstraint(matcher, self._vocab)
         except DecodeError as error:
-            kind = response_format["type"]
-            raise RequestError(f"this {kind} cannot be followed: {error}") from None
+            raise _impossible(response_format, str(error)) from None
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
@@ -176,6 +162,34 @@ class GrammarConstraint:
         self._require_sound()
         self._go_to(np.setdiff1d(self._mask(), self._ends)[:1].tolist())
         self._go_to(())
+
+
+def check_format(response_format: Mapping[str, Any]) -> str | None:
+    """Return a response format in llguidance's own language; None for any text.
+
+    No model is needed. Raises RequestError, with llguidance's reason, for what is broken.
+    """
+    try:
+        grammar = _translate(response_format)
+        if grammar is None:
+            return None
+        from llguidance import LLMatcher
+
+        grammar.encode()  # llguidance reads something else into what is no Unicode
+    except ModuleNotFoundError:
+        hint = "pip install 'lspec[grammar]', or in a clone: scripts/install grammar"
+        raise RequestError(
+            "to follow a grammar or a schema needs llguidance, which is not installed", hint=hint
+        ) from None
+    except UnicodeEncodeError:
+        raise RequestError("the response_format has half a character (a surrogate)") from None
+    if wrong := LLMatcher.validate_grammar(grammar):
+        raise _impossible(response_format, _reason(wrong))
+    return grammar
+
+
+def _impossible(response_format: Mapping[str, Any], reason: str) -> RequestError:
+    return RequestError(f"this {response_format['type']} cannot be followed: {reason}")
 
 
 def _translate(response_format: Mapping[str, Any]) -> str | None:

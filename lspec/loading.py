@@ -153,7 +153,7 @@ def locate(
             )
         return [Path(target)], [] if draft is None else [Path(draft)]
     if draft is not None:
-        raise RequestError("a draft file needs a target file", hint="Name it with --target.")
+        raise RequestError("a draft file needs a target file", hint="Name it: target=FILE.")
     from lspec import catalogue, store
 
     chosen = catalogue.load().pair(pair)

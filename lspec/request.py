@@ -96,7 +96,7 @@ def check_request(
     if len(prompt) >= n_ctx:
         raise ContextOverflowError(
             f"the prompt has {len(prompt)} tokens and the window {n_ctx}: no room for an answer",
-            hint="Shorten the prompt, or load with a larger window (n_ctx, --ctx).",
+            hint="Shorten the prompt, or load with a larger window (n_ctx=N).",
         )
     sampling = _sampling(options)
     if any(token >= n_vocab for token in dict(sampling.logit_bias)):

@@ -84,7 +84,7 @@ def choose(
     if choice is None:
         raise ModelLoadError(
             f"exact mode is not possible here: {_why_not(found)}",
-            hint="Without --exact the target's law is kept all the same.",
+            hint="Without exact mode the target's law is kept all the same.",
         )
     if choice.widths == (1,):
         log.info("exact mode decodes plainly here: drafting would not pay")

@@ -13,6 +13,7 @@ Tool = Mapping[str, Any]  # a function that the model may call, in OpenAI's shap
 Variables = Mapping[str, Any]  # what a template reads beside messages and tools
 
 _PRIVATE_USE = range(0xE000, 0xF8FF)
+_ROLES = ("system", "user", "assistant", "tool")  # templates may rewrite what these say
 _TAG = re.compile(r"<[^<>\s'\"]{1,60}>")
 _TAKEN = {
     "messages",
@@ -93,6 +94,7 @@ def tokenize_chat(
         said = [m if m["role"] == own else _replaced(m, text, broken) for m in said]
         offered, given = _replaced(offered, text, broken), _replaced(given, text, broken)
     prompt = render(said, offered, **given)
+    _require_all(said, prompt)
     # A template that writes the token itself must not get a second one.
     bos = vocab.adds_bos and not (vocab.bos_text and prompt.startswith(vocab.bos_text))
     ids: list[int] = []
@@ -109,6 +111,16 @@ def _check(messages: Sequence[Message]) -> None:
             raise RequestError("a message is a mapping with 'role' and 'content'")
         if not all(isinstance(message[key], str) for key in ("role", "content")):
             raise RequestError("'role' and 'content' of a message are texts")
+
+
+def _require_all(messages: Sequence[Message], prompt: str) -> None:
+    """Raise RequestError where a role is none that the template knows, and its message is lost."""
+    for role, content in ((m["role"], m["content"].strip()) for m in messages):
+        if role not in _ROLES and content not in prompt:
+            raise RequestError(
+                f"the chat template leaves out messages of the role {role!r}",
+                hint="Roles that most templates know are system, user, assistant and tool.",
+            )
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import tiny
 
+from lspec.cli.arguments import as_options
+
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("LSPEC_")}
 
 
@@ -117,8 +119,8 @@ def test_typed_target_outranks_a_pair_in_the_environment(pair: list[str]) -> Non
         (["--drafter", "oracle"], "oracle"),
         (["--exact", "--rule", "rejection"], "rule of its own"),
         (["--temperature", "-1"], "temperature"),
-        (["--top-p", "2"], "top_p"),
-        (["--max-tokens", "-5"], "max_tokens"),
+        (["--top-p", "2"], "--top-p"),
+        (["--max-tokens", "-5"], "--max-tokens"),
         (["--ctx", "0"], "--ctx"),
         (["--threads", "-2"], "--threads"),
         (["--stop", ""], "stop"),
@@ -134,6 +136,7 @@ def test_wrong_usage_is_one_sentence_and_exit_code_2(
     done = run("chat", *pair, "-p", "Hello", *args)
     assert done.returncode == 2
     assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
     assert message in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -150,6 +153,37 @@ def test_file_in_place_of_a_pair_is_told_the_option_for_it(chat_model: Path) -> 
     done = run("chat", str(chat_model), "-p", "x")
     assert done.returncode == 1
     assert f"--target {chat_model}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("said", "typed"),
+    [
+        ("n_ctx=1024, or draft_n_ctx=512.", "--ctx 1024, or --draft-ctx 512."),
+        ('kv_type="q8_0" or force=True loads it', "--kv-type q8_0 or --force loads it"),
+        ('target="my big.gguf", and draft=FILE', "--target 'my big.gguf', and --draft FILE"),
+        ("top_p and repeat_penalty, not max_top_p", "--top-p and --repeat-penalty, not max_top_p"),
+        ("gamma must be 'auto'; this_one is none", "gamma must be 'auto'; this_one is none"),
+    ],
+)
+def test_what_the_library_says_of_arguments_is_said_of_options(said: str, typed: str) -> None:
+    assert as_options(said) == typed
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "message"),
+    [
+        ("--json-schema", '{"type": "text"}', "this json_schema cannot be followed: Invalid type"),
+        ("--grammar", "root ::= a", "'a' not found"),
+    ],
+)
+def test_broken_schema_or_grammar_is_told_before_models_are_loaded(
+    tmp_path: Path, option: str, text: str, message: str
+) -> None:
+    file = tmp_path / "format"
+    file.write_text(text)
+    done = run("chat", "--target", str(tmp_path / "missing.gguf"), "-p", "x", option, str(file))
+    assert done.returncode == 2
+    assert message in done.stderr
 
 
 def test_a_text_without_template_has_no_options_for_one() -> None:
@@ -220,12 +254,12 @@ def test_reader_that_goes_away_ends_it_quietly(pair: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "hint"), [("chatt", "Did you mean 'chat'?"), ("help", "`lspec --help` lists them.")]
+    ("word", "hint"), [("chatt", " Did you mean 'chat'?"), ("help", "\n`lspec --help` lists")]
 )
 def test_unknown_command_is_met_with_a_hint(word: str, hint: str) -> None:
     done = run(word)
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"No such command {word!r}. {hint}" in done.stderr
+    assert f"No such command {word!r}.{hint}" in done.stderr.replace("python -m lspec", "lspec")
 
 
 def test_conversation_needs_a_terminal() -> None:

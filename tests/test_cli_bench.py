@@ -154,7 +154,7 @@ def test_formats_of_no_rows_are_no_errors() -> None:
         (["--gamma", "2,17"], "gamma"),
         (["--temperature", "0,hot"], "hot"),
         (["--temperature", "0,-1"], "temperature"),
-        (["--top-p", "2"], "top_p"),
+        (["--top-p", "2"], "--top-p"),
         (["--repeats", "0"], "--repeats"),
         (["--max-tokens", "0"], "--max-tokens"),
         (["--limit", "0"], "--limit"),
@@ -227,7 +227,7 @@ def test_progress_is_shown_on_a_terminal_only(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     bench.main(args, standalone_mode=False)
     captured = capsys.readouterr()
-    assert "24/24" in captured.err
+    assert "/24 [" in captured.err
     assert "24/24" not in captured.out
 
 

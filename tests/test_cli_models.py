@@ -173,7 +173,7 @@ def test_files_of_ones_own_do_not_clash_with_the_environments_pair(
         (("tiny", "--target", "a/b:c.gguf"), "not both"),
         (("--target", "a/b:c.gguf"), "belong together"),
         (("--name", "x"), "belong together"),
-        (("--target", "a/b", "--draft", "a/b:c.gguf", "--name", "x"), "must be REPO:FILE"),
+        (("--target", "a/b", "--draft", "a/b:c.gguf", "--name", "x"), "must be OWNER/REPO:FILE"),
         (("--from", "elsewhere"), "elsewhere"),
         (
             ("--target", "a/b:c.gguf", "--draft", "a/b:c.gguf", "--name", "x", "--from", "index"),
@@ -216,8 +216,8 @@ def test_refusal_of_the_hub_exits_with_1_and_leaves_nothing(
     server.files["owner/big", "big.gguf"].status = status
     code, _, err = lspec("pull")
     assert code == 1
-    assert err.startswith("error: ")
-    assert len(err.splitlines()) == 2
+    assert err.startswith("Pulling tiny: Tiny pair\nerror: ")
+    assert len(err.splitlines()) == 3
     assert all_files(tmp_path / "hub") == []
 
 
@@ -239,6 +239,15 @@ def test_disk_that_is_too_small_exits_with_1_after_the_sizes(
     assert code == 1
     assert err.index("in all") < err.index("error: The disk is too small")
     assert server.ranges() == []
+
+
+def test_without_a_network_the_pair_and_its_size_are_told(
+    lspec: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", NOWHERE)
+    code, _, err = lspec("pull", "qwen3-8b")
+    assert code == 1
+    assert re.match(r"Pulling qwen3-8b: .*, \d\.\d\d GB\nerror: ", err)
 
 
 def test_network_cut_with_the_pair_on_the_disk_changes_nothing(

@@ -383,6 +383,8 @@ def test_closed_engine_says_so(chat_model: Path) -> None:
     engine.close()
     with pytest.raises(lspec.RequestError, match="closed"):
         engine.generate(PROMPT)
+    with pytest.raises(lspec.RequestError, match="closed"), engine:
+        pass
 
 
 def test_model_without_template_cannot_chat_but_takes_one(models: Path) -> None:

@@ -57,7 +57,7 @@ def refusal(wish: Wish, free: Free) -> ModelLoadError:
 
 def advice(wish: Wish, free: Free, option: str) -> str | None:
     """Return the value of an option that the refusal names; None if it does not."""
-    found = re.search(rf"{option} (\w+)", refusal(wish, free).hint)
+    found = re.search(rf'\b{option}="?(\w+)', refusal(wish, free).hint)
     return found[1] if found else None
 
 
@@ -73,8 +73,8 @@ def test_refusal_has_the_numbers_and_the_way_round() -> None:
         f"big.gguf with a window of 16384 tokens needs {need / 1e9:.2f} GB of memory, "
         f"where {need / 1e9:.2f} GB are free"
     )
-    assert error.hint.startswith("What would fit: --ctx ")
-    assert error.hint.endswith("--force loads it all the same.")
+    assert error.hint.startswith("What would fit: n_ctx=")
+    assert error.hint.endswith("force=True loads it all the same.")
     assert refusal_of(PAIR, Free(need), "big.gguf") is None
 
 
@@ -82,7 +82,7 @@ def test_refusal_has_the_numbers_and_the_way_round() -> None:
 @pytest.mark.parametrize("less", [GB // 100, GB, 2 * GB])
 def test_window_that_is_named_is_the_largest_that_fits(wish: Wish, less: int) -> None:
     free = Free(wish.plan.host - less)
-    window = int(advice(wish, free, "--ctx") or 0)
+    window = int(advice(wish, free, "n_ctx") or 0)
     assert window % WINDOW_STEP == 0
     assert free.holds(wish.with_window(window).plan)
     assert not free.holds(wish.with_window(window + 1).plan)
@@ -91,23 +91,23 @@ def test_window_that_is_named_is_the_largest_that_fits(wish: Wish, less: int) ->
 def test_type_of_cache_that_is_named_fits_and_changes_least() -> None:
     for less, named in ((GB // 100, "q8_0"), (5 * GB // 2, "q4_0"), (4 * GB, None)):
         free = Free(ALONE.plan.host - less)
-        assert advice(ALONE, free, "--kv-type") == named
+        assert advice(ALONE, free, "kv_type") == named
         assert named is None or free.holds(ALONE.with_kv_type(named).plan)
     smallest = ALONE.with_kv_type("q4_0")
-    assert advice(smallest, Free(smallest.plan.host - 1), "--kv-type") is None
+    assert advice(smallest, Free(smallest.plan.host - 1), "kv_type") is None
 
 
 def test_type_of_cache_is_not_named_where_heads_cannot_be_quantized() -> None:
     odd = replace(ALONE, target=replace(TARGET, quantizable=False))
-    assert advice(odd, Free(odd.plan.host - 1), "--kv-type") is None
-    assert advice(odd, Free(odd.plan.host - 1), "--ctx")
+    assert advice(odd, Free(odd.plan.host - 1), "kv_type") is None
+    assert advice(odd, Free(odd.plan.host - 1), "n_ctx")
 
 
 def test_type_of_cache_is_not_named_without_flash_attention() -> None:
     scores = replace(ALONE, setting=replace(SETTING, flash_attn=False))
     free = Free(scores.plan.host - 1)
-    assert advice(scores, free, "--kv-type") is None
-    assert advice(scores, free, "--ctx")
+    assert advice(scores, free, "kv_type") is None
+    assert advice(scores, free, "n_ctx")
     assert list(outlook(scores, free).windows) == ["f16"]
 
 
@@ -128,14 +128,14 @@ def test_where_the_gpu_shares_the_memory_both_sides_count_together() -> None:
 
 def test_draft_may_have_a_shorter_window_or_go() -> None:
     free = Free(PAIR.plan.host - GB // 100)
-    window = int(advice(PAIR, free, "--draft-ctx") or 0)
+    window = int(advice(PAIR, free, "draft_n_ctx") or 0)
     assert window % WINDOW_STEP == 0
     assert free.holds(PAIR.with_draft_window(window).plan)
     assert not free.holds(PAIR.with_draft_window(window + 1).plan)
-    assert "--drafter ngram" in refusal(PAIR, free).hint
+    assert 'drafter="ngram"' in refusal(PAIR, free).hint
     without = Free(PAIR.without_draft().plan.host)
-    assert advice(PAIR, without, "--draft-ctx") is None
-    assert "--drafter ngram" in refusal(PAIR, without).hint
+    assert advice(PAIR, without, "draft_n_ctx") is None
+    assert 'drafter="ngram"' in refusal(PAIR, without).hint
 
 
 def test_where_nothing_fits_the_model_is_too_large() -> None:

@@ -116,7 +116,7 @@ def test_loading_refuses_what_does_not_fit_before_anything_is_tried(
         ModelLoadError, match=r"a window of 4096 tokens needs .* are free"
     ) as caught:
         lspec.load(target=chat_model, draft=chat_draft)
-    assert "--ctx 1024" in caught.value.hint
+    assert "n_ctx=1024" in caught.value.hint
 
 
 def test_what_a_refusal_advises_loads(
@@ -125,7 +125,7 @@ def test_what_a_refusal_advises_loads(
     room["host"] = need(chat_model, chat_draft, 1024)
     with pytest.raises(ModelLoadError) as caught:
         lspec.load(target=chat_model, draft=chat_draft)
-    window = re.search(r"--ctx (\d+)", caught.value.hint)
+    window = re.search(r"\bn_ctx=(\d+)", caught.value.hint)
     assert window is not None
     with lspec.load(target=chat_model, draft=chat_draft, n_ctx=int(window[1])) as engine:
         assert engine.n_ctx == 1024

@@ -229,6 +229,9 @@ def test_speculation_can_be_left_out_and_the_cache_too(client: openai.OpenAI) ->
     assert fast["draft_n"] > 0 == plain["draft_n"]
     assert text == same
     assert again["cache_n"] > 0 == plain["cache_n"]
+    assert again["prompt_n"] == 1
+    assert again["prompt_per_second"] is None
+    assert plain["prompt_per_second"] > 0
 
 
 def test_text_parts_are_joined_and_developer_is_system(client: openai.OpenAI) -> None:

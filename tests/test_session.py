@@ -241,6 +241,7 @@ def test_settings_reach_the_engine() -> None:
         ("/save", "a file name is missing"),
         ("/save /", "a file name is missing"),
         ("/save a\0b", "a file name is missing"),
+        ("/set max-tokens 0", "max-tokens 0 leaves no answer / none: no limit."),
         ("/set max-tokens -5", "max_tokens must be 0 or more, not -5"),
         ("/load /no/such/file", "cannot read /no/such/file: No such file or directory"),
         ("/save /no/such/file", "cannot write /no/such/file: No such file or directory"),
@@ -267,7 +268,7 @@ def test_error_of_the_engine_keeps_the_session_and_its_history() -> None:
 
 def test_stats_and_drafts() -> None:
     engine = ScriptedEngine("Abc.", "D.")
-    session = check(engine, ">>> x\nAbc.\n>>> /drafts\n! drafted tokens are coloured\n>>> y\nD.")
+    session = check(engine, ">>> x\nAbc.\n>>> /drafts\n! drafted tokens are green\n>>> y\nD.")
     screen = session._screen
     assert isinstance(screen, Paper)
     assert screen.colours == [False, True]
@@ -301,7 +302,7 @@ def test_file_that_is_no_conversation_is_refused(tmp_path: Path, text: str) -> N
 
 
 def test_help_names_every_command() -> None:
-    session = check(ScriptedEngine(), ">>> /drafts\n! drafted tokens are coloured")
+    session = check(ScriptedEngine(), ">>> /drafts\n! drafted tokens are green")
     session.handle("/help")
     screen = session._screen
     assert isinstance(screen, Paper)

@@ -110,6 +110,21 @@ def test_a_chat_with_every_private_use_character_is_refused_or_rendered() -> Non
         tokenize_chat(messages, Characters(), render=render)
 
 
+def test_message_of_a_role_that_the_template_leaves_out_is_refused() -> None:
+    def knows_users(messages: list[Message], tools: Sequence[Tool] = ()) -> str:
+        return render([m for m in messages if m["role"] in ("user", "note")])
+
+    asked = [{"role": "note", "content": " <end> "}, {"role": "user", "content": "hi"}]
+    assert tokenize_chat(asked, Characters(), render=knows_users)
+    for lost, refused in (("system", False), ("developer", True)):
+        chat = [{"role": lost, "content": "be brief"}, *asked]
+        if refused:
+            with pytest.raises(RequestError, match="leaves out messages of the role 'developer'"):
+                tokenize_chat(chat, Characters(), render=knows_users)
+        else:
+            assert tokenize_chat(chat, Characters(), render=knows_users)
+
+
 def test_tags_of_a_template() -> None:
     found = tags("{% if a < b and c > d %}<|im_start|>x<think>\n{{ '</think>' }}<a b><x-1>")
     assert found == {"<|im_start|>", "<think>", "</think>", "<x-1>"}

@@ -71,8 +71,8 @@ class LazyGroup(click.Group):
             from difflib import get_close_matches
 
             close = get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"Did you mean {close[0]!r}?" if close else "`lspec --help` lists them."
-            ctx.fail(f"No such command {args[0]!r}. {hint}")
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)
 
 

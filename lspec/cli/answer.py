@@ -19,6 +19,8 @@ from lspec.errors import RequestError
 from lspec.request import Chunk, Completion
 from lspec.round import Source
 
+LEGEND = "drafted tokens are green"
+
 
 @contextmanager
 def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
@@ -46,7 +48,7 @@ class _Page:
 
     def __init__(self, *, colour: bool) -> None:
         self._terminal = sys.stdout.isatty()
-        self._colour = colour and self._terminal and not os.environ.get("NO_COLOR")
+        self._colour = colour and colours_answers()
         self._thinking = False
 
     def think(self, text: str) -> None:
@@ -70,6 +72,11 @@ class _Page:
 
     def _dim(self, text: str) -> None:
         click.echo(style(text, dim=True), err=True, nl=False)
+
+
+def colours_answers() -> bool:
+    """Return whether an answer can be coloured where it goes."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def show(chunks: Iterator[Chunk], *, colour: bool) -> Completion:
@@ -109,6 +116,8 @@ def answer_once(
 
     `n_ctx` is the engine's window.
     """
+    if colour and colours_answers() and not as_json:
+        note(LEGEND)
     with stop_on_interrupt() as should_stop:
         chunks = start(should_stop=should_stop)
         if as_json:

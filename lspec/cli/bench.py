@@ -168,7 +168,9 @@ def _progress(runs: Iterator[Run], size: int) -> Iterator[Iterator[Run]]:
     from tqdm import tqdm  # type: ignore[import-untyped]
 
     hidden = not sys.stderr.isatty()
-    with tqdm(runs, total=size, unit="answer", disable=hidden, dynamic_ncols=True) as bar:
+    with tqdm(
+        runs, total=size, unit="answer", leave=False, disable=hidden, dynamic_ncols=True
+    ) as bar:
         yield iter(bar)
 
 

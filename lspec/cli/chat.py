@@ -73,8 +73,9 @@ def chat(**params: Any) -> int:
             system=params["system"],
             overflow=params["overflow"],
         )
-        session.show_drafts = params["show_drafts"]
         note(engine.description)
+        if params["show_drafts"]:
+            session.handle("/drafts")
         note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.")
         if prompt:
             session.handle(f"/{prompt}" if prompt.startswith("/") else prompt)

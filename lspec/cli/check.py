@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -15,11 +16,12 @@ from lspec.check import Facts, Measured, Report
 from lspec.check import check as examine
 from lspec.cli import offload
 from lspec.cli.answer import stop_on_interrupt
+from lspec.cli.arguments import as_options
 from lspec.cli.loading import show_notices
 from lspec.cli.memory import memory_lines, memory_object
 from lspec.cli.models import as_json, pull_missing
 from lspec.cli.options import DRAFTER_OPTION, FILE_OPTIONS, LOAD_OPTIONS, add, split
-from lspec.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, note
+from lspec.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, note, waiting
 from lspec.costs import Costs
 from lspec.loading import locate
 from lspec.offload import survey
@@ -56,10 +58,12 @@ def check(*, as_json: bool, **_: Any) -> int:
     def tell(known: Report) -> None:
         nonlocal told
         told = True
+        timing.close()
         if not as_json:
             click.echo("\n".join((*_first_lines(known), "")))
 
-    with stop_on_interrupt() as should_stop:
+    with stop_on_interrupt() as should_stop, ExitStack() as timing:
+        timing.enter_context(waiting("timing passes …"))
         report = examine(target, draft, say=note, tell=tell, should_stop=should_stop, **how)
     if as_json:
         click.echo(json.dumps(_object(report), ensure_ascii=False, indent=2))
@@ -76,6 +80,7 @@ def _object(report: Report) -> dict[str, Any]:
     result = asdict(report)
     measured, result["build"] = result.pop("measured"), _build()
     result["memory"] = memory_object(report.memory)
+    result["refusal"] = report.refusal and as_options(report.refusal)
     if report.measured is None:
         return {**result, "measured": None}
     costs = report.measured.costs
@@ -113,7 +118,7 @@ def _other_lines(report: Report) -> Iterator[str]:
         yield ""
     yield from memory_lines(report.memory)
     if report.refusal:
-        yield f"So nothing was measured. {report.refusal}"
+        yield f"So nothing was measured. {as_options(report.refusal)}"
     if report.measured and report.measured.peak_bytes:
         yield f"This check used {size_text(report.measured.peak_bytes)} at most."
 

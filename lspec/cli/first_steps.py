@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from lspec import catalogue, store
-from lspec.cli.models import pair_size
 from lspec.sizes import size_text
 
 
@@ -21,7 +20,7 @@ def show() -> None:
         ("lspec --help", "all commands"),
     ]
     if store.locate_pair(pair) is None:
-        steps.insert(0, ("lspec pull", f"download the pair, {size_text(pair_size(pair))}"))
+        steps.insert(0, ("lspec pull", f"download the pair, {size_text(pair.size)}"))
     width = max(len(command) for command, _ in steps)
     click.echo("Run a large local model faster: a small one drafts, the large one verifies.\n")
     for command, text in steps:

@@ -8,6 +8,7 @@ from functools import partial
 
 import lspec
 from lspec.cli.answer import on_terminal, stop_on_interrupt
+from lspec.cli.arguments import as_options
 from lspec.cli.options import ModelChoice
 from lspec.cli.output import note, waiting
 
@@ -17,7 +18,7 @@ class _Notices(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one record."""
-        note(f"note: {record.getMessage()}")
+        note(f"note: {as_options(record.getMessage())}")
 
 
 def show_notices() -> None:

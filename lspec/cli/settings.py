@@ -56,8 +56,10 @@ class Settings:
             self._options[name] = check_gamma(gamma)
         elif value == "none":
             self._options.pop(name, None)
+        elif (number := whole_number(name, _number(name, value, int))) or name != "max_tokens":
+            self._options[name] = number
         else:
-            self._options[name] = whole_number(name, _number(name, value, int))
+            raise RequestError("max-tokens 0 leaves no answer", hint="none: no limit.")
 
 
 def _known(name: str) -> str:

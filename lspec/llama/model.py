@@ -115,7 +115,8 @@ class LlamaModel:
             self.close()
             raise GpuMemoryError(
                 f"{self.paths[0]} leaves only {left / 1e6:.0f} MB of the GPU free",
-                hint="Free some of the GPU, or use fewer --gpu-layers or a smaller --ctx.",
+                hint="Free some of the GPU, put fewer layers there (n_gpu_layers=N), or take a "
+                "smaller window (n_ctx=N).",
             )
 
     def metadata(self, key: str) -> str | None:

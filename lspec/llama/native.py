@@ -209,7 +209,7 @@ def new_context(model: Any, path: Path, options: LoadOptions, *, n_batch: int) -
         lib.llama_model_free(model)
         raise _failure(on_gpu=options.n_gpu_layers != 0)(
             f"no context of {options.n_ctx} tokens for {path}{why()}",
-            hint="A smaller --ctx needs less memory.",
+            hint="A smaller window (n_ctx=N) needs less memory.",
         )
     return context
 

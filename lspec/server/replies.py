@@ -85,18 +85,20 @@ def timings(stats: Sequence[Stats]) -> dict[str, Any]:
     generated = sum(s.generated_tokens for s in stats)
     return {
         "cache_n": reused,
-        **_pace("prompt", read, sum(s.prompt_s for s in stats)),
-        **_pace("predicted", generated, sum(s.total_s for s in stats)),
+        # The last token of a prompt is read in the first round.
+        **_pace("prompt", read, sum(s.prompt_s for s in stats), timed=max(0, read - len(stats))),
+        **_pace("predicted", generated, sum(s.total_s for s in stats), timed=generated),
         "draft_n": sum(s.drafted for s in stats),
         "draft_n_accepted": sum(s.accepted for s in stats),
         "rounds": sum(s.rounds for s in stats),
     }
 
 
-def _pace(name: str, count: int, seconds: float) -> dict[str, float | None]:
+def _pace(name: str, count: int, seconds: float, *, timed: int) -> dict[str, float | None]:
+    """Return a count, its time, and the pace of the tokens that took this time; None without."""
     return {
         f"{name}_n": count,
         f"{name}_ms": 1000 * seconds,
-        f"{name}_per_token_ms": 1000 * seconds / count if count else None,
-        f"{name}_per_second": count / seconds if seconds else None,
+        f"{name}_per_token_ms": 1000 * seconds / timed if timed else None,
+        f"{name}_per_second": timed / seconds if timed and seconds else None,
     }
