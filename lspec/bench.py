@@ -132,20 +132,24 @@ def width_difference(engine: Engine, plan: Plan) -> float | None:
 def run(
     engine: Engine, plan: Plan, *, should_stop: Callable[[], bool] = lambda: False
 ) -> Iterator[Run]:
-    """Yield a Run for each trial of `plan` as it is measured, after a warm-up that is not counted.
+    """Yield a Run for each trial of `plan` as it is measured.
 
     `should_stop` is read before every pass: a trial that it interrupts is dropped and ends all.
     """
-    brief = replace(plan, max_tokens=min(_WARM_UP_TOKENS, plan.max_tokens))
-    for gamma in (0, *plan.gammas):
-        trial = Trial(plan.prompts[0], plan.temperatures[0], gamma, 0)
-        for _ in _stream(engine, trial, brief, should_stop=should_stop):
-            pass
     for trial in plan.trials():
         result = _play(trial, _stream(engine, trial, plan, should_stop=should_stop))
         if result is None:
             return
         yield result
+
+
+def warm_up(engine: Engine, plan: Plan, *, should_stop: Callable[[], bool] = lambda: False) -> None:
+    """Play what comes first a little, which is not counted: a machine at work has another speed."""
+    brief = replace(plan, max_tokens=min(_WARM_UP_TOKENS, plan.max_tokens))
+    for gamma in (0, *plan.gammas):
+        trial = Trial(plan.prompts[0], plan.temperatures[0], gamma, 0)
+        for _ in _stream(engine, trial, brief, should_stop=should_stop):
+            pass
 
 
 def _stream(engine: Engine, trial: Trial, plan: Plan, **options: Any) -> Iterator[Chunk]:

@@ -113,7 +113,11 @@ class Catalogue:
             "`lspec ls` lists all pairs; `lspec pull --target OWNER/REPO:FILE "
             "--draft OWNER/REPO:FILE --name NAME` adds one."
         )
-        if name.endswith(".gguf"):
+        if name == os.environ.get("LSPEC_PAIR"):
+            hint += " The name comes from the environment variable LSPEC_PAIR."
+        if not NAME.fullmatch(name):
+            hint = "`lspec ls` lists the pairs. What is to be answered is given with -p TEXT."
+        if name.endswith(".gguf") or "/" in name:
             hint = f'It looks like a file: target="{name}", and draft=FILE if there is one.'
         raise CatalogueError(f"There is no pair named {name!r} in the catalogue.", hint=hint)
 

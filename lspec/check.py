@@ -90,7 +90,7 @@ def check(
     and `say` how that goes on; `should_stop` ends it. Raises RequestError, ModelLoadError.
     """
     chosen = wanted(**how)
-    opening = Opening(target, draft, chosen)
+    opening = Opening(target, draft, chosen, should_stop=should_stop)
     settled, exact = opening.settled, opening.settled_exact.target  # by what is free before
     if not settled.refusal:
         require_loadable(target, draft)

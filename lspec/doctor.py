@@ -50,6 +50,9 @@ def examine(*, hashes: bool = True, progress: Progress = lambda name, done, size
     is told its name, the bytes read and its size.
     """
     known, problem = _catalogue()
+    found: list[dict[str, Any]] = []
+    with suppress(OSError):  # a folder that cannot be read is told among the folders
+        found.extend(pairs(known, hashes=hashes, progress=progress) if known else ())
     report = {
         "versions": versions(),
         "system": system(),
@@ -60,7 +63,7 @@ def examine(*, hashes: bool = True, progress: Progress = lambda name, done, size
         "settings": settings(),
         "hub": None if known is None else reach_hub(known),
         "catalogue_problem": problem,
-        "pairs": [] if known is None else list(pairs(known, hashes=hashes, progress=progress)),
+        "pairs": found,
     }
     private: Report = _private(report)
     return private
@@ -199,7 +202,8 @@ def _folder(path: Path) -> dict[str, Any]:
     with suppress(OSError, StopIteration):  # below a folder that this user may not read
         exists = path.is_dir()
         there = next(place for place in (path, *path.parents) if place.exists())
-        writable, free = os.access(there, os.W_OK), shutil.disk_usage(there).free
+        writable = there.is_dir() and os.access(there, os.W_OK)
+        free = shutil.disk_usage(there).free
     return {"path": shown(path), "exists": exists, "writable": writable, "free": free}
 
 

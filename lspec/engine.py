@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from types import TracebackType
-from typing import Self, Unpack
+from typing import NoReturn, Self, Unpack
 
 from lspec import aio
 from lspec.chats import Chats
@@ -80,6 +80,10 @@ class Engine:
 
     def __repr__(self) -> str:
         return f"<lspec.Engine: {self.description}>"
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied or pickled."""
+        raise TypeError("an engine cannot be copied or pickled: load another one")
 
     def __exit__(
         self,

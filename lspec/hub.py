@@ -199,7 +199,9 @@ def has_token() -> bool:
     """Return whether the hub would be asked with an access token."""
     from huggingface_hub import get_token
 
-    return get_token() is not None
+    with suppress(OSError):  # the folder where it would be
+        return get_token() is not None
+    return False
 
 
 def _fetch(remote: RemoteFile, partial: Path, progress: Callable[[int], None] | None) -> str:

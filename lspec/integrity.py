@@ -135,7 +135,7 @@ def is_known_good(path: Path, sha256: str) -> bool:
     try:
         record = json.loads(_record(path).read_text(encoding="utf-8"))
         return bool(record == _facts(path, sha256))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
 
 
@@ -143,7 +143,7 @@ def was_verified(path: Path) -> bool:
     """Return whether `path` passed the check for any SHA-256 and has not changed since."""
     try:
         sha256 = json.loads(_record(path).read_text(encoding="utf-8"))["sha256"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
     return is_known_good(path, sha256)
 

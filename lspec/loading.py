@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -65,10 +66,9 @@ def load(
     the target is computed in the same way: it is the same with any draft and gamma, and with none.
     What that takes on this machine is found out the first time (a minute or two on a CPU) and
     remembered. `kv_type` is the type of both caches, "f16", "q8_0" or "q4_0"; None is f16, but
-    leaves `exact` the choice of the target's. If `should_stop` says so during that search,
-    KeyboardInterrupt is raised. `repack` rearranges 4-bit weights that a CPU computes with, as
-    llama.cpp does by default: faster steps for a slower start and, on some CPUs, slower prompts;
-    `exact` does it only where that promises more.
+    leaves `exact` the choice of the target's. `repack` rearranges 4-bit weights that a CPU computes
+    with, as llama.cpp does by default: faster steps for a slower start and, on some CPUs, slower
+    prompts; `exact` does it only where that promises more.
 
     `chat_template` is the source of a template instead of the model's own; `template_args` are its
     variables, as in `{"enable_thinking": False}`.
@@ -79,7 +79,8 @@ def load(
     depends on that, puts all of the target there, half or none. `flash_attn` is "auto", "on" or
     "off".
 
-    Raises RequestError, CatalogueError, ModelLoadError, IncompatiblePairError.
+    Raises RequestError, CatalogueError, ModelLoadError, IncompatiblePairError, and
+    KeyboardInterrupt if `should_stop` says so while models are read or pass widths looked for.
     """
     gamma = check_gamma(gamma)
     check_variables(template_args or {})
@@ -102,10 +103,10 @@ def load(
     if kind == "model" and not draft_files:
         raise RequestError("drafter 'model' needs a draft model", hint="Give a draft file too.")
     draft_files = draft_files if kind in ("auto", "model") else ()
-    opening = Opening(target_files, draft_files, how)
+    opening = Opening(target_files, draft_files, how, should_stop=should_stop)
     widths = None
     if exact:
-        target_model, widths = opening.exact_target(should_stop)
+        target_model, widths = opening.exact_target()
     else:
         target_model = opening.target()
     if kind == "auto" and not draft_files:
@@ -151,7 +152,7 @@ def locate(
             raise RequestError(
                 "give a pair or a target file, not both", hint="Leave out one of them."
             )
-        return [Path(target)], [] if draft is None else [Path(draft)]
+        return [_path(target)], [] if draft is None else [_path(draft)]
     if draft is not None:
         raise RequestError("a draft file needs a target file", hint="Name it: target=FILE.")
     from lspec import catalogue, store
@@ -164,6 +165,18 @@ def locate(
             hint=f"`lspec pull {chosen.name}` downloads it.",
         )
     return target_files, draft_files
+
+
+def _path(file: str | Path) -> Path:
+    """Return the path of a model's file, which may be missing. Raises RequestError."""
+    path = Path(file)
+    try:
+        named = path.name and b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        named = False
+    if not named:
+        raise RequestError(f"a model cannot have the file name {str(file)!r}")
+    return path
 
 
 def can_roll_back(model: LlamaModel, role: str) -> bool:

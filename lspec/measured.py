@@ -52,7 +52,7 @@ def _read(path: Path) -> Costs | None:
     try:
         costs = json.loads(path.read_text(encoding="utf-8"))
         return Costs(costs["draft"] and tuple(costs["draft"]), tuple(costs["target"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

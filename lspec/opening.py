@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from lspec.compat import require_match
@@ -23,9 +23,20 @@ log = logging.getLogger("lspec")
 class Opening:
     """Opens the target first, then the draft."""
 
-    def __init__(self, target: Sequence[Path], draft: Sequence[Path], wanted: Wanted) -> None:
-        """Read the headers; the draft may have no files. Raises ModelLoadError."""
+    def __init__(
+        self,
+        target: Sequence[Path],
+        draft: Sequence[Path],
+        wanted: Wanted,
+        *,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Read the headers; the draft may have no files. Raises ModelLoadError.
+
+        Where `should_stop` says so, what takes time later ends with KeyboardInterrupt.
+        """
         self._target, self._draft = target, draft
+        self._should_stop = should_stop
         self._wanted = wanted
         self._draft_options = wanted.draft
         self._planner = Planner(
@@ -57,25 +68,25 @@ class Opening:
     def target(self) -> LlamaModel:
         """Load the target. Raises ModelLoadError."""
         options = self._begin(self.settled)
-        model = fit("target", self._target, options, lambda o: LlamaModel(self._target, o))
+        model = fit("target", self._target, options, partial(self._load, self._target))
         return _with_its_window(model)
 
-    def exact_target(self, should_stop: Callable[[], bool]) -> tuple[LlamaModel, tuple[int, ...]]:
+    def exact_target(self) -> tuple[LlamaModel, tuple[int, ...]]:
         """Load the target for exact mode; return it with the widths to keep to.
 
-        Raises ModelLoadError, and KeyboardInterrupt if `should_stop` ended the search.
+        Raises ModelLoadError.
         """
 
         def load(options: LoadOptions) -> tuple[LlamaModel, tuple[int, ...]]:
             kv_type = self._wanted.kv_type
-            choice = choose(self._target, options, kv_type, should_stop=should_stop)
+            choice = choose(self._target, options, kv_type, should_stop=self._should_stop)
             options = replace(
                 options,
                 kv_type=choice.kv_type,
                 repack=choice.repack,
                 spare=max(choice.widths),
             )
-            return LlamaModel(self._target, options), choice.widths
+            return self._load(self._target, options), choice.widths
 
         options = self._begin(self.settled_exact)
         model, widths = fit("target", self._target, options, load, exact=True)
@@ -85,14 +96,16 @@ class Opening:
         """Load the draft of `target`. Raises ModelLoadError, IncompatiblePairError."""
         if size_of(self._draft) > size_of(self._target):
             log.warning("the draft is larger than its target: drafting cannot pay so")
-        load = lambda options: LlamaModel(self._draft, options)  # noqa: E731
-        model = fit("draft", self._draft, self._draft_options, load)
+        model = fit("draft", self._draft, self._draft_options, partial(self._load, self._draft))
         try:
             require_match(target.vocab.vocabulary, model.vocab.vocabulary)
         except BaseException:
             model.close()
             raise
         return model
+
+    def _load(self, files: Sequence[Path], options: LoadOptions) -> LlamaModel:
+        return LlamaModel(files, options, should_stop=self._should_stop)
 
     def _begin(self, settled: Settled) -> LoadOptions:
         """Return the target's options, and keep the draft's. Raises ModelLoadError."""

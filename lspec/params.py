@@ -61,6 +61,8 @@ class SamplingParams:
         )
 
 
+_MOST = 1e6  # that is added to a logit: no float32 overflows
+
 _MEANING: dict[str, tuple[str, Callable[[float], bool]]] = {
     "temperature": ("0 or more", lambda x: x >= 0),
     "top_k": ("0 (off) or more", lambda x: x >= 0),
@@ -68,9 +70,9 @@ _MEANING: dict[str, tuple[str, Callable[[float], bool]]] = {
     "min_p": ("between 0 (off) and 1", lambda x: 0 <= x <= 1),
     "typical_p": ("above 0 and at most 1 (off)", lambda x: 0 < x <= 1),
     "top_n_sigma": ("0 (off) or more", lambda x: x >= 0),
-    "repeat_penalty": ("above 0; 1 is off", lambda x: x > 0),
-    "frequency_penalty": ("a number; 0 is off", lambda x: True),
-    "presence_penalty": ("a number; 0 is off", lambda x: True),
+    "repeat_penalty": ("between 0.001 and 1000; 1 is off", lambda x: 1e-3 <= x <= 1e3),
+    "frequency_penalty": ("between -1e6 and 1e6; 0 is off", lambda x: abs(x) <= _MOST),
+    "presence_penalty": ("between -1e6 and 1e6; 0 is off", lambda x: abs(x) <= _MOST),
     "penalty_last_n": ("0 (off) or more, or -1 (all)", lambda x: x >= -1),
 }
 
@@ -81,6 +83,6 @@ def _bias(bias: Mapping[int, float] | Bias) -> Bias:
         pairs = sorted((int(k), float(v)) for k, v in dict(bias).items())
     except (TypeError, ValueError):
         raise RequestError(f"logit_bias maps token ids to numbers, {bias!r} does not") from None
-    if any(token < 0 or math.isnan(value) or value == math.inf for token, value in pairs):
-        raise RequestError("logit_bias maps token ids (0 or more) to numbers, or to -inf")
+    if not all(i >= 0 and (abs(value) <= _MOST or value == -math.inf) for i, value in pairs):
+        raise RequestError("logit_bias maps token ids (0 or more) to -1e6 to 1e6, or to -inf")
     return tuple(pairs)

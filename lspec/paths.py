@@ -1,9 +1,12 @@
-"""Where lspec keeps its files: the cache, and the user's own catalogue."""
+"""Where lspec keeps its files, the cache and the user's own catalogue, and how it writes one."""
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 
@@ -41,6 +44,22 @@ def shown(path: Path) -> str:
 def reason(error: Exception) -> str:
     """Return why a file cannot be read or written, without its name, which the caller tells."""
     return getattr(error, "strerror", None) or str(error)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file as a whole or not at all, in a folder that is there. Raises OSError.
+
+    A symbolic link stays one, and a file keeps its mode.
+    """
+    path = path.resolve()
+    if path.exists() and not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".lspec-") as folder:
+        new = Path(folder) / path.name
+        new.write_text(text, encoding="utf-8", errors="replace")
+        if path.exists():
+            shutil.copymode(path, new)
+        new.replace(path)
 
 
 def _base(variable: str, *, linux: str, mac: str, windows: str) -> Path:

@@ -75,7 +75,7 @@ def _parse(line: str, number: int) -> Prompt:
     """Return the prompt of one line. Raises ValueError."""
     try:
         fields = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise ValueError("not a JSON object")

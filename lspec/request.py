@@ -18,6 +18,7 @@ from lspec.thinking import Split, ThoughtStream
 from lspec.verify import RULES, RuleName
 
 MAX_LOGPROBS = 100
+RANDOM = -1  # a seed that stands for any, as in llama.cpp
 
 Gamma = int | Literal["auto"]
 FinishReason = Literal["stop", "length", "interrupted"]
@@ -44,7 +45,7 @@ class RequestOptions(TypedDict, total=False):
     logit_bias: Mapping[int, float]
     max_tokens: int | None
     stop: str | Sequence[str] | None
-    seed: int | None
+    seed: int | None  # None or -1: a random one
     gamma: Gamma | None  # drafted tokens per round; 0 decodes plainly
     rule: RuleName | None  # how drafted tokens are verified
     logprobs: int | None  # report each token's log-probability and so many of the likeliest
@@ -111,7 +112,7 @@ def check_request(
         sampling=sampling,
         max_tokens=room,
         stop=_stops(options.get("stop")),
-        seed=secrets.randbits(32) if seed is None else _whole("seed", seed),
+        seed=secrets.randbits(32) if seed in (None, RANDOM) else _whole("seed", seed),
         gamma=gamma if asked is None else check_gamma(asked),
         rule=check_rule(options.get("rule") or rule),
         logprobs=_logprobs(options.get("logprobs")),
@@ -169,7 +170,10 @@ def _token_ids(prompt: Sequence[int]) -> list[int]:
 
 
 def _stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    stops = (stop,) if isinstance(stop, str) else stop or ()
+    if not isinstance(stops, Iterable):
+        raise RequestError("stop is a text or several")
+    stops = tuple(stops)
     if not all(isinstance(s, str) for s in stops):
         raise RequestError("a stop string is a text")
     return stops
@@ -182,6 +186,8 @@ def _sampling(options: RequestOptions) -> SamplingParams:
         return SamplingParams(**fields)  # type: ignore[arg-type]
     if fields:
         raise RequestError(f"give `sampling` or {', '.join(fields)}, not both")
+    if not isinstance(options["sampling"], SamplingParams):
+        raise RequestError("`sampling` is a SamplingParams")
     return options["sampling"]
 
 

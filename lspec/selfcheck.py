@@ -254,7 +254,7 @@ def _read(path: Path) -> Findings | None:
             fields["problem"],
             fields["repack"],
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from lspec.round import Round, Source
 
-_MOSTLY = 0.9  # of the rounds, that an answer is called mostly plain
+_MOSTLY = 0.75  # of the rounds, that an answer is called mostly plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Stats:
             plain = "mostly plain" if self.drafted else "plain"
             why = " (drafting did not pay)" if cost > self.rounds / 2 else ""
             parts.append(plain + why)
-        if self.acceptance_rate is not None:
+        elif self.acceptance_rate is not None:
             parts.append(f"alpha {self.acceptance_rate:.2f}")
         return ", ".join(parts)
 

@@ -80,10 +80,9 @@ def tokenize_chat(
     texts of tokens, like `</think>`, that a model writes as well: in the assistant's own messages,
     and only there, they stay these tokens.
     """
-    _check(messages)
+    said, offered = _checked(messages), list(tools)
     given: Any = dict(variables or {})
     check_variables(given)
-    said, offered = list(messages), list(tools)
     texts = set(_texts([said, offered, given]))
     guarded = {*vocab.control_texts, *spoken}
     found = [c for c in guarded if any(c in text for text in texts)]
@@ -103,7 +102,10 @@ def tokenize_chat(
     return ids
 
 
-def _check(messages: Sequence[Message]) -> None:
+def _checked(messages: Iterable[Message]) -> list[Message]:
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
+        raise RequestError('messages are a list: [{"role": "user", "content": "…"}]')
+    messages = list(messages)
     if not messages:
         raise RequestError("there is no message to answer")
     for message in messages:
@@ -111,6 +113,7 @@ def _check(messages: Sequence[Message]) -> None:
             raise RequestError("a message is a mapping with 'role' and 'content'")
         if not all(isinstance(message[key], str) for key in ("role", "content")):
             raise RequestError("'role' and 'content' of a message are texts")
+    return messages
 
 
 def _require_all(messages: Sequence[Message], prompt: str) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 import tomllib
 from pathlib import Path
 
 from lspec import catalogue
 from lspec.catalogue import NAME, Model, Pair
 from lspec.errors import CatalogueError
-from lspec.paths import reason, user_catalogue_path
+from lspec.paths import reason, user_catalogue_path, write_whole
 
 HEADER = "# Your own models and pairs; the format is described in lspec's models.toml.\n"
 
@@ -89,13 +88,8 @@ def _quote(text: str) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    # A symlinked catalogue (dotfiles in a repository) stays one.
-    path = path.resolve()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".lspec-") as folder:
-            new = Path(folder) / path.name
-            new.write_text(text, encoding="utf-8")
-            new.replace(path)
+        path.resolve().parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text)
     except OSError as error:
         raise CatalogueError(f"The catalogue {path} cannot be written: {reason(error)}.") from error

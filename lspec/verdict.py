@@ -23,6 +23,8 @@ def verdict(rows: Sequence[Row]) -> str:
         head = "This pair pays on this machine"
     elif kinds == {"no"}:
         head = "This pair does not pay on this machine"
+    elif kinds <= {"no", "unclear"}:
+        head = "This pair does not clearly pay on this machine"
     return f"{head}: {'; '.join(text for _, text in clauses)}."
 
 
@@ -43,7 +45,7 @@ def best(rows: Sequence[Row]) -> Row:
 
 
 def _clause(rows: Sequence[Row], temperature: float) -> tuple[str, str]:
-    """Return what holds at one temperature, "yes", "part" or "no", and say it."""
+    """Return what holds at one temperature, "yes", "part", "no" or "unclear", and say it."""
     overall = best([row for row in rows if row.category == ALL])
     where = f"at temperature {temperature:g}"
     reached = f"gamma {overall.gamma} is best with {_numbers(overall)}"
@@ -56,17 +58,19 @@ def _clause(rows: Sequence[Row], temperature: float) -> tuple[str, str]:
     if gains := _list([row for row in peaks if pays(row)], with_gamma=True):
         return "part", f"{where} for {gains}, while over all prompts {reached}"
     if overall.acceptance_rate is None:
-        return "no", f"not {where}, where gamma {overall.gamma} drafted nothing and was right"
+        return "no", f"{where} gamma {overall.gamma} drafted nothing and was right"
     if overall.speedup.median >= _WORTH and overall.repeats == 1:
         promised = f"{overall.improvement_factor:.2f}"
-        return "no", (
-            f"not {where}, where {reached} in a single repeat, while the costs measured before it "
-            f"promise {promised}: more --repeats would tell"
+        return "unclear", (
+            f"{where} {reached} in a single repeat, while the costs measured before it promise "
+            f"{promised}: more --repeats would tell"
         )
+    if overall.speedup.median >= 1:
+        return "unclear", f"{where} {reached}, which the machine's own ups and downs may be"
     cost = overall.block_efficiency / overall.improvement_factor
     return "no", (
-        f"not {where}, where {reached}: a round yields {overall.block_efficiency:.2f} tokens "
-        f"for the price of {cost:.2f} single steps"
+        f"{where} {reached}: a round yields {overall.block_efficiency:.2f} tokens for the price "
+        f"of {cost:.2f} single steps"
     )
 
 

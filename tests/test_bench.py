@@ -12,7 +12,7 @@ import pytest
 from fabricated import a_round
 
 import lspec
-from lspec.bench import Plan, calibrate, check, run
+from lspec.bench import Plan, calibrate, check, run, warm_up
 from lspec.comparison import Run, compare
 from lspec.costs import MAX_WIDTH
 from lspec.engine import Engine
@@ -84,21 +84,18 @@ def test_repeats_are_the_outermost_loop_so_that_an_early_end_leaves_whole_ones()
     assert repeats == sorted(repeats)
 
 
-def test_warm_up_is_played_and_not_counted() -> None:
+def test_warm_up_plays_each_gamma_a_little() -> None:
     engine = Recorder()
-    runs = list(run(engine, PLAN))  # type: ignore[arg-type]
-    assert len(runs) == PLAN.size
-    warm, measured = engine.asked[:3], engine.asked[3:]
-    assert [asked["gamma"] for asked in warm] == [0, 2, 4]
-    assert {asked["max_tokens"] for asked in warm} == {16}
-    assert len(measured) == PLAN.size
+    warm_up(engine, PLAN)  # type: ignore[arg-type]
+    assert [asked["gamma"] for asked in engine.asked] == [0, 2, 4]
+    assert {asked["max_tokens"] for asked in engine.asked} == {16}
 
 
 def test_each_side_is_asked_for_the_same_but_for_gamma() -> None:
     engine = Recorder()
     trials = list(PLAN.trials())
     list(run(engine, PLAN))  # type: ignore[arg-type]
-    for trial, asked in zip(trials, engine.asked[3:], strict=True):
+    for trial, asked in zip(trials, engine.asked, strict=True):
         assert asked["messages"] == trial.prompt.messages
         assert asked["gamma"] == trial.gamma
         assert asked["max_tokens"] == 24

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -126,11 +127,14 @@ def test_what_is_known_before_the_search_is_told_at_once(
 
 def test_stop_ends_the_search(chat_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lspec.selfcheck._read", lambda path: None)
-    report = examine([chat_model], [], should_stop=lambda: True)
+    told: list[Report] = []
+    report = examine([chat_model], [], tell=told.append, should_stop=lambda: bool(told))
     assert report.interrupted
     assert report.measured is not None
     assert report.measured.exact == ()
     assert report.measured.costs.draft is None
+    with pytest.raises(KeyboardInterrupt):  # nothing is known yet
+        examine([chat_model], [], should_stop=lambda: True)
 
 
 @pytest.mark.parametrize("costs", [MEMORY_BOUND, COMPUTE_BOUND, BETWEEN])
@@ -393,9 +397,12 @@ def test_ctrl_c_ends_the_search_and_shows_the_rest(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    def press(*args: Any, **kwargs: Any) -> Report:
-        signal.raise_signal(signal.SIGINT)
-        return examine(*args, **kwargs)
+    def press(*args: Any, tell: Callable[[Report], None], **kwargs: Any) -> Report:
+        def tell_and_press(known: Report) -> None:
+            tell(known)
+            signal.raise_signal(signal.SIGINT)
+
+        return examine(*args, tell=tell_and_press, **kwargs)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(command, "examine", press)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import tiny
 
-from lspec.cli.arguments import as_options
+from lspec.arguments import as_options
+from lspec.cli.output import visible
 
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("LSPEC_")}
 
@@ -186,13 +187,59 @@ def test_broken_schema_or_grammar_is_told_before_models_are_loaded(
     assert message in done.stderr
 
 
+def test_deeply_nested_json_is_wrong_usage(pair: list[str], tmp_path: Path) -> None:
+    deep = tmp_path / "deep.json"
+    deep.write_text("[" * 100_000)
+    for command in (
+        ["chat", *pair, "-p", "x", "--json-schema", str(deep)],
+        ["bench", *pair, "--prompts", str(deep)],
+    ):
+        done = run(*command)
+        assert done.returncode == 2
+        assert "not JSON" in done.stderr
+
+
+def test_caches_with_anything_in_them_are_made_anew(pair: list[str], tmp_path: Path) -> None:
+    env = {"XDG_CACHE_HOME": str(tmp_path)}
+    command = ["generate", *pair, "-p", "x", "--exact", "--max-tokens", "5", "--seed", "1"]
+    first = run(*command, env=env)
+    kept = [path for path in (tmp_path / "lspec").rglob("*") if path.is_file()]
+    assert kept
+    for path in kept:
+        path.write_text("[" * 100_000)
+    again = run(*command, env=env)
+    assert (again.returncode, again.stdout) == (0, first.stdout)
+
+
+def test_what_a_terminal_would_obey_is_written_out() -> None:
+    assert visible("a\x1b[31m\tb\r\n\x9bc\x7f") == "a\\x1b[31m\tb\n\\x9bc\\x7f"
+    done = run("chat", "--target", "/no/\x1b]0;title\x07.gguf", "-p", "x")
+    assert "/no/\\x1b]0;title\\x07.gguf" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("pair", "hint"),
+    [
+        ("What is 2+2?", "given with -p TEXT"),
+        ("./README.md", "--target ./README.md"),
+        ("nope", "--name NAME` adds one"),
+    ],
+)
+def test_what_is_no_pair_is_told_where_it_belongs(pair: str, hint: str) -> None:
+    done = run("chat", pair, "-p", "x")
+    assert done.returncode == 1
+    assert hint in done.stderr
+    assert "LSPEC_PAIR" not in done.stderr
+    assert "variable LSPEC_PAIR" in run("chat", "-p", "x", env={"LSPEC_PAIR": "nope"}).stderr
+
+
 def test_a_text_without_template_has_no_options_for_one() -> None:
     assert "--chat-template" not in run("generate", "--help").stdout
     assert "--chat-template" in run("chat", "--help").stdout
 
 
 def test_answer_that_ends_for_another_reason_than_the_model_says_so(pair: list[str]) -> None:
-    full = run("chat", *pair, "-p", "x", "--ctx", "40", "--temperature", "2")
+    full = run("chat", *pair, "-p", "x", "--ctx", "40", "--temperature", "2", "--seed", "1")
     assert "window of 40 tokens" in full.stderr
     none = run("chat", *pair, "-p", "x", "--max-tokens", "0")
     assert "max-tokens is 0" in none.stderr

@@ -218,7 +218,23 @@ def test_ctrl_c_before_anything_was_measured_says_so(
 ) -> None:
     interrupt_after(1, monkeypatch)
     assert bench.main(args, standalone_mode=False) == 130
-    assert "Nothing was measured to the end" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert out == "Nothing was measured to the end, so there is no verdict.\n"
+
+
+def test_narrow_terminal_gets_fewer_columns(
+    args: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    headers = {}
+    for columns in (80, 100, 200):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        bench.main(args, standalone_mode=False)
+        table = capsys.readouterr().out.splitlines()[:-1]
+        assert max(map(len, table)) <= columns
+        headers[columns] = table[0].split("  ")
+    assert headers[200][-1] == "accepted by position"
+    assert {"T", "gamma", "category", "speedup"} <= {name.strip() for name in headers[80]}
 
 
 def test_progress_is_shown_on_a_terminal_only(

@@ -15,6 +15,7 @@ import pytest
 from hub_server import Hub
 from hub_world import BIG, SMALL, isolate, write_catalogue
 from huggingface_hub import constants
+from test_cli import run
 
 from lspec import doctor as module
 from lspec.cli import doctor as command
@@ -166,6 +167,29 @@ def test_broken_catalogue_is_a_problem_and_not_a_crash(
     code, out, _ = printed(capsys)
     assert code == 1
     assert "Problem: ~/config/lspec/models.toml" in out
+
+
+@pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "HF_HOME"])
+def test_file_in_place_of_a_folder_is_a_problem_and_not_a_crash(
+    alone: Path, variable: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    done = run("doctor", "--no-hash", env={variable: str(file), "HF_HUB_OFFLINE": "1"})
+    assert done.returncode == 1
+    assert "cache cannot be written: change its permissions" in done.stdout
+
+
+def test_folder_that_cannot_be_read_is_a_problem_and_not_a_crash(
+    alone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(module.store, "copies", refuse)
+    code, out, _ = printed(capsys)
+    assert code == 0
+    assert "lspec cache" in out
 
 
 def test_folder_that_cannot_be_written_is_a_problem() -> None:

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import copy
+import os
+import pickle
 import threading
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -411,7 +416,58 @@ def test_integers_of_any_type_and_messages_of_any_sequence_will_do(engine: lspec
     ids = np.array(engine.tokenize(PROMPT))
     done = engine.generate(ids, max_tokens=np.int64(5), seed=np.int32(3), stop=None)  # type: ignore[arg-type]
     assert done.tokens == engine.generate(PROMPT, max_tokens=5, seed=3, reuse=False).tokens
-    assert engine.chat(iter(HELLO), max_tokens=1).stats.prompt_tokens > 0  # type: ignore[arg-type]
+    asked = engine.chat(HELLO, max_tokens=1).stats.prompt_tokens
+    assert engine.chat(iter(HELLO), max_tokens=1).stats.prompt_tokens == asked  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("messages", ["Hi", {"role": "user", "content": "Hi"}, 3])
+def test_what_is_no_list_of_messages_is_told_what_one_looks_like(
+    engine: lspec.Engine, messages: Any
+) -> None:
+    with pytest.raises(lspec.RequestError, match=r'messages are a list: \[\{"role": "user"'):
+        engine.chat(messages)
+
+
+@pytest.mark.parametrize("options", [{"stop": 5}, {"sampling": 3}, {"seed": "x"}])
+def test_option_of_a_wrong_type_is_a_request_error(engine: lspec.Engine, options: Any) -> None:
+    with pytest.raises(lspec.RequestError, match=next(iter(options))):
+        engine.generate(PROMPT, **options)
+
+
+def test_seed_of_minus_one_is_a_random_one(engine: lspec.Engine) -> None:
+    seeds = {engine.generate(PROMPT, max_tokens=1, seed=-1).seed for _ in range(3)}
+    assert len(seeds) == 3
+    assert -1 not in seeds
+
+
+@pytest.mark.parametrize("take", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_engine_cannot_be_copied(engine: lspec.Engine, take: Callable[[object], object]) -> None:
+    with pytest.raises(TypeError, match="an engine cannot be copied or pickled"):
+        take(engine)
+
+
+def test_forked_process_is_told_to_load_its_own(engine: lspec.Engine) -> None:
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # other threads of the tests
+        child = os.fork()
+    if child == 0:
+        try:
+            engine.generate(PROMPT, max_tokens=1)
+        except lspec.RequestError as error:
+            os.write(write, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as said:
+        assert said.read() == "this engine was loaded by another process"
+    os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("name", ["", ".", "a\0b", "a\ud800b"])
+def test_what_is_no_file_name_is_a_request_error(name: str) -> None:
+    with pytest.raises(lspec.RequestError, match="cannot have the file name"):
+        lspec.load(target=name)
 
 
 @pytest.mark.parametrize("n_ctx", [1, 2, 16])

@@ -415,7 +415,7 @@ def test_model_without_agreeing_widths_is_refused_with_the_difference(
     monkeypatch.setattr(selfcheck, "_read", lambda path: found)
     with pytest.raises(lspec.ModelLoadError, match=r"differ by up to 0\.5$") as caught:
         load(exact_files)
-    assert "Without --exact" in caught.value.hint
+    assert "Without exact mode" in caught.value.hint
 
 
 def test_model_that_cannot_go_back_is_refused(mamba_model: Path, lfm2_model: Path) -> None:

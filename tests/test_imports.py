@@ -16,7 +16,7 @@ ROOT = Path(lspec.__file__).parent
 
 # A file imports only files of the lines above its own, or of the same line to the left of it.
 LAYERS = """
-errors
+errors arguments
 params distribution truncation sampling round verify model exact widths logprobs costs estimates
 theory controller adaptive lookup drafters decoder stats comparison verdict text thinking compat
 sizes gguf memory fitting machine devices ranges

@@ -195,6 +195,9 @@ def test_drafts_sampler_looks_back_at_the_same_text() -> None:
     ("name", "value"),
     [
         ("repeat_penalty", 0),
+        ("repeat_penalty", 1e-300),
+        ("frequency_penalty", -1e308),
+        ("presence_penalty", 1e7),
         ("repeat_penalty", math.nan),
         ("penalty_last_n", -2),
         ("penalty_last_n", 1.5),
@@ -208,6 +211,7 @@ def test_drafts_sampler_looks_back_at_the_same_text() -> None:
         ("logit_bias", {-1: 1.0}),
         ("logit_bias", {1: math.nan}),
         ("logit_bias", {1: math.inf}),
+        ("logit_bias", {1: 1e39}),
         ("logit_bias", {"a": 1.0}),
         ("logit_bias", 3),
     ],

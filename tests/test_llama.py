@@ -50,6 +50,25 @@ def row_after(model: LlamaModel, text: Sequence[int]) -> np.ndarray:
     return row
 
 
+def test_loading_can_be_stopped(chat_model: Path) -> None:
+    asked = 0
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked == 3
+
+    with pytest.raises(KeyboardInterrupt):
+        LlamaModel([chat_model], LoadOptions(256, 9, n_threads=1), should_stop=stop)
+    assert asked == 3
+
+    def press() -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        LlamaModel([chat_model], LoadOptions(256, 9, n_threads=1), should_stop=press)
+
+
 # -- passes --
 
 # Keys and values are kept in 16 bits, so that a last bit of float32 may become more. One other

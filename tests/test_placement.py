@@ -42,8 +42,8 @@ def small_gpu(gpu: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     room = [0]
     load = native.load_model
 
-    def load_model(paths: Any, params: Any) -> Any:
-        model = load(paths, params)
+    def load_model(paths: Any, params: Any, **more: Any) -> Any:
+        model = load(paths, params, **more)
         n_layers = params.n_gpu_layers
         wanted = tiny.BLOCKS + 1 if n_layers < 0 else n_layers
         if not params.vocab_only and wanted > room[0]:

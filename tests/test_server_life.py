@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 from collections.abc import Iterator
@@ -133,6 +134,34 @@ def test_other_machines_need_a_key_or_a_word(pair: tuple[Path, Path]) -> None:
         pass
     with open_to_all(pair, "--no-auth") as server:
         assert "serving long on http://0.0.0.0:" in server.said
+
+
+@pytest.mark.parametrize("key", ["schlüssel", " spaced ", "a\udcffb"])
+def test_any_key_can_be_sent(pair: tuple[Path, Path], key: str) -> None:
+    with serving(*pair, "--api-key", key) as server:
+        given = os.fsencode(key)
+        for sent, status in ((given, 200), (given + b"x", 401)):
+            headers = {b"Authorization": b"Bearer " + sent.strip()}
+            assert httpx2.get(server.url + "/models", headers=headers).status_code == status
+
+
+def test_an_empty_key_is_refused(pair: tuple[Path, Path]) -> None:
+    with (
+        pytest.raises(AssertionError, match="key of --api-key is empty"),
+        serving(*pair, "--api-key", " "),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 100])
+def test_what_is_no_name_of_a_machine_is_said_in_one_line(
+    pair: tuple[Path, Path], host: str
+) -> None:
+    with (
+        pytest.raises(AssertionError, match=r"error: cannot listen on [ax]"),
+        serving(*pair, "--host", host),
+    ):
+        pass
 
 
 def open_to_all(pair: tuple[Path, Path], *args: str) -> Any:

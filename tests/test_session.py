@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -241,8 +242,9 @@ def test_settings_reach_the_engine() -> None:
         ("/save", "a file name is missing"),
         ("/save /", "a file name is missing"),
         ("/save a\0b", "a file name is missing"),
-        ("/set max-tokens 0", "max-tokens 0 leaves no answer / none: no limit."),
-        ("/set max-tokens -5", "max_tokens must be 0 or more, not -5"),
+        ("/set max-tokens 0", "max-tokens must be 1 or more, not 0 / none: no limit."),
+        ("/set seed -5", "seed must be 0 or more, not -5 / none: another one each time."),
+        ("/set gamma many", "gamma must be 'auto' or between 0 and 16, not many"),
         ("/load /no/such/file", "cannot read /no/such/file: No such file or directory"),
         ("/save /no/such/file", "cannot write /no/such/file: No such file or directory"),
     ],
@@ -294,7 +296,13 @@ def test_saved_conversation_can_be_loaded_and_continued(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["talk.json"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"messages": [{"role": "user"}]}', "\ufffd"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "{}", '{"messages": [{"role": "user"}]}', "\ufffd"),
+        '{"messages": [{"role": null, "content": null}]}',
+    ],
+)
 def test_file_that_is_no_conversation_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "talk.json"
     file.write_text(text)
@@ -333,7 +341,7 @@ def test_save_replaces_a_conversation_and_nothing_else(tmp_path: Path) -> None:
 def test_save_into_a_folder_leaves_nothing_behind(tmp_path: Path) -> None:
     folder = tmp_path / "d"
     folder.mkdir()
-    check(ScriptedEngine(), f">>> /save {folder}\n? cannot write {folder}: Is a directory")
+    check(ScriptedEngine(), f">>> /save {folder}\n? {folder} is not a saved conversation")
     assert list(tmp_path.iterdir()) == [folder]
 
 
@@ -342,6 +350,37 @@ def test_retry_after_loading_a_question_without_answer(tmp_path: Path) -> None:
     file.write_text('{"messages": [{"role": "user", "content": "hi"}]}')
     engine = ScriptedEngine("A.")
     check(engine, f">>> /load {file}\n! loaded 1 messages\n>>> /retry\nA.")
+
+
+def test_saving_takes_no_other_file(tmp_path: Path) -> None:
+    other, talk, link = (tmp_path / name for name in ("talk.json.new", "talk.json", "link.json"))
+    other.write_text("precious")
+    talk.write_text('{"messages": []}')
+    talk.chmod(0o600)
+    link.symlink_to(talk)
+    engine = ScriptedEngine("A.")
+    over = "! saved 2 messages over those that were there"
+    check(engine, f">>> x\nA.\n>>> /save {link}\n{over}")
+    assert other.read_text() == "precious"
+    assert link.is_symlink()
+    assert json.loads(talk.read_text())["messages"][0] == {"role": "user", "content": "x"}
+    assert talk.stat().st_mode & 0o777 == 0o600
+
+
+def test_pipe_is_no_conversation_to_save_or_load(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for command in ("save", "load"):
+        check(ScriptedEngine(), f">>> /{command} {pipe}\n? {pipe} is not a saved conversation")
+    assert pipe.is_fifo()
+
+
+def test_name_that_no_file_can_have_keeps_the_session() -> None:
+    name = "a" * 300
+    for command, verb in (("save", "write"), ("load", "read")):
+        check(
+            ScriptedEngine(), f">>> /{command} {name}\n? cannot {verb} {name}: File name too long"
+        )
 
 
 def test_deeply_nested_file_is_no_conversation(tmp_path: Path) -> None:

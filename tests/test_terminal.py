@@ -16,6 +16,8 @@ import pytest
 import tiny
 
 from lspec.cli.answer import stop_on_interrupt
+from lspec.cli.terminal import Terminal
+from lspec.errors import RequestError
 
 PASTE_ON, PASTE_OFF = "\x1b[200~", "\x1b[201~"
 CTRL_C, CTRL_D = "\x03", "\x04"
@@ -130,6 +132,16 @@ def test_ctrl_c_twice_within_a_pass_raises() -> None:
             signal.raise_signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("editor", ['vi "', "rm -f"])
+def test_editor_that_fails_keeps_the_conversation(
+    monkeypatch: pytest.MonkeyPatch, editor: str
+) -> None:
+    monkeypatch.setenv("EDITOR", editor)
+    monkeypatch.delenv("VISUAL", raising=False)
+    with pytest.raises(RequestError, match="the editor failed"):
+        Terminal(stats=False).edit("x")
 
 
 def test_interrupted_command_prints_what_is_there_and_ends_with_130(tmp_path: Path) -> None:

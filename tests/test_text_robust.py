@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from test_terminal import Typist
 
 import lspec
 from lspec.errors import ContextOverflowError, RequestError
-from lspec.llama.portions import LONGEST, portions
+from lspec.llama.portions import LONGEST, portions, turns
 
 MARKED = """
 {%- for t in tools or [] %}{{ t | tojson }}{% endfor %}
@@ -182,6 +183,44 @@ def test_portions_add_up_and_have_no_long_stretch(text: str) -> None:
         runs = [*part.split("\n"), *re.findall(r"\s+", part)]
         assert max(map(len, runs)) <= LONGEST
     assert (len(parts) == 1) == (len(text) <= LONGEST)
+
+
+@pytest.mark.parametrize("name", ["engine", "spm"])
+def test_long_chat_in_portions_has_the_same_tokens(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    tokenize = request.getfixturevalue(name).vocab.tokenize
+    rng = random.Random(5)
+    pieces = [
+        "<|im_end|>",
+        "<|im_start|>",
+        "<s>",
+        "</s>",
+        " he",
+        "said",
+        "\n",
+        "  ",
+        "<",
+        "|>",
+        "é",
+    ]
+    for _ in range(20):
+        text = "".join(rng.choices(pieces, k=400))
+        whole = tokenize(text, bos=True, special=True)
+        with monkeypatch.context() as patch:
+            patch.setattr("lspec.llama.portions._CHAT", 40)
+            assert tokenize(text, bos=True, special=True) == whole
+
+
+def test_chat_is_cut_behind_control_tokens_where_no_other_marker_crosses() -> None:
+    chat = ("<a>" + "x" * 900 + "<b>") * 100
+    parts = list(turns(chat, lambda: ["<a>", "<b>"], lambda: ["<a>", "<b>", "<think>"]))
+    assert "".join(parts) == chat
+    assert len(parts) > 3
+    assert all(part.endswith(("<a>", "<b>")) for part in parts)
+    for crossing in ("b><a", "x<b"):
+        assert list(turns(chat, lambda: ["<b>"], lambda: ["<b>", crossing])) == [chat]  # noqa: B023
+    assert list(turns(chat[:9000], tuple, lambda: pytest.fail("it is short"))) == [chat[:9000]]
 
 
 def test_lines_and_words_are_left_whole() -> None:

@@ -14,7 +14,7 @@ from types import FrameType
 
 import click
 
-from lspec.cli.output import EXIT_INTERRUPTED, note, style
+from lspec.cli.output import EXIT_INTERRUPTED, note, style, visible
 from lspec.errors import RequestError
 from lspec.request import Chunk, Completion
 from lspec.round import Source
@@ -62,7 +62,8 @@ class _Page:
         if text:
             self.end_thought()
             drafted = self._colour and source is not Source.TARGET
-            click.echo(click.style(text, fg="green") if drafted else text, nl=False)
+            shown = visible(text) if self._terminal else text
+            click.echo(click.style(shown, fg="green") if drafted else shown, nl=False)
 
     def end_thought(self) -> None:
         """Write the end of a thought if there is one open."""
@@ -71,7 +72,7 @@ class _Page:
             self._thinking = False
 
     def _dim(self, text: str) -> None:
-        click.echo(style(text, dim=True), err=True, nl=False)
+        click.echo(style(visible(text), dim=True), err=True, nl=False)
 
 
 def colours_answers() -> bool:
@@ -129,11 +130,14 @@ def answer_once(
             completion = show(chunks, colour=colour)
             if not completion.answer.endswith("\n"):
                 click.echo()
+    interrupted = completion.finish_reason == "interrupted"
+    if interrupted and on_terminal():
+        note("(interrupted)")
     for remark in remarks(completion, n_ctx=n_ctx):
         note(remark)
     if on_terminal() if stats is None else stats:
         note(completion.stats.line())
-    return EXIT_INTERRUPTED if completion.finish_reason == "interrupted" else 0
+    return EXIT_INTERRUPTED if interrupted else 0
 
 
 def to_json(completion: Completion) -> str:

@@ -152,14 +152,14 @@ def bench(**params: Any) -> int:
 
 def _measure(engine: Engine, plan: benchmark.Plan, *, calibration_s: float) -> Report:
     """Play the whole plan, or as much of it as Ctrl-C allows, with a progress bar on a terminal."""
-    with waiting(f"timing passes for {calibration_s:g} s …"):
+    with waiting(f"timing passes, about {calibration_s:g} s …"):
         costs = benchmark.calibrate(engine, plan, budget_s=calibration_s)
         moved = benchmark.width_difference(engine, plan)
-    with (
-        stop_on_interrupt() as should_stop,
-        _progress(benchmark.run(engine, plan, should_stop=should_stop), plan.size) as runs,
-    ):
-        done = tuple(runs)
+    with stop_on_interrupt() as should_stop:
+        with waiting("warming up …"):
+            benchmark.warm_up(engine, plan, should_stop=should_stop)
+        with _progress(benchmark.run(engine, plan, should_stop=should_stop), plan.size) as runs:
+            done = tuple(runs)
     return Report(engine.description, plan, costs, moved, done, rows=tuple(compare(done, costs)))
 
 
@@ -176,7 +176,8 @@ def _progress(runs: Iterator[Run], size: int) -> Iterator[Iterator[Run]]:
 
 def _show(report: Report, *, output: str, plot: Path | None) -> None:
     """Print the result on stdout, and the verdict where it does not break the format."""
-    click.echo(FORMATS[output](report))
+    if report.rows or output == "json":
+        click.echo(FORMATS[output](report))
     click.echo(report.verdict, err=output in ("json", "csv"))
     for caveat in report.caveats if output in ("table", "md") else ():
         note(caveat)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from shutil import get_terminal_size
 from typing import Any
 
 from lspec.bench import Plan
@@ -34,6 +37,9 @@ HEADERS = (
 _STEADY = 1.1  # a longer text alone makes steps a few percent slower
 _POSITIONS = 5  # that a line of a table has room for; JSON and CSV have all
 _LEFT = ("category", "accepted by position")
+_GAP = "  "
+# What a narrow terminal does without, the first one first.
+_DISPENSABLE = ("accepted by position", "mean", "best", "outside", "c", "v", "predicted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +93,19 @@ class Report:
 
 
 def _table(report: Report) -> str:
-    """Return aligned columns, numbers to the right."""
-    lines = [HEADERS, *map(_cells, report.rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(HEADERS))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if header in _LEFT else cell.rjust(width)
-            for cell, width, header in zip(line, widths, HEADERS, strict=True)
-        ).rstrip()
-        for line in lines
-    )
+    """Return aligned columns, numbers to the right; at a terminal those that it has room for."""
+    columns = [*zip(HEADERS, *map(_cells, report.rows), strict=True)]
+    widths = {column[0]: max(map(len, column)) for column in columns}
+    room = get_terminal_size().columns if sys.stdout.isatty() else math.inf
+    for header in _DISPENSABLE:
+        if sum(widths.values()) + len(_GAP) * (len(widths) - 1) > room:
+            del widths[header]
+    shown = [
+        [cell.ljust(width) if column[0] in _LEFT else cell.rjust(width) for cell in column]
+        for column in columns
+        if (width := widths.get(column[0]))
+    ]
+    return "\n".join(_GAP.join(line).rstrip() for line in zip(*shown, strict=True))
 
 
 def _markdown(report: Report) -> str:

@@ -62,7 +62,7 @@ def chat(**params: Any) -> int:
                 colour=params["show_drafts"],
             )
         from lspec.cli.session import Session
-        from lspec.cli.terminal import Terminal, converse
+        from lspec.cli.terminal import PROMPT, Terminal, converse
         from lspec.paths import config_dir
 
         screen = Terminal(stats=params["stats"] is not False)
@@ -78,6 +78,7 @@ def chat(**params: Any) -> int:
             session.handle("/drafts")
         note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.")
         if prompt:
+            click.echo(f"{PROMPT}{prompt}")
             session.handle(f"/{prompt}" if prompt.startswith("/") else prompt)
         converse(session, history=config_dir() / "history")
     return 0

@@ -12,11 +12,11 @@ from typing import Any
 
 import click
 
+from lspec.arguments import as_options
 from lspec.check import Facts, Measured, Report
 from lspec.check import check as examine
 from lspec.cli import offload
 from lspec.cli.answer import stop_on_interrupt
-from lspec.cli.arguments import as_options
 from lspec.cli.loading import show_notices
 from lspec.cli.memory import memory_lines, memory_object
 from lspec.cli.models import as_json, pull_missing

@@ -94,7 +94,7 @@ def _build(build: dict[str, Any]) -> Iterator[str]:
     if build["problem"]:
         yield "llama-cpp-python cannot be loaded."
         return
-    yield f"{'llama.cpp':12} {', '.join(build['backends'])}; {build['features']}"
+    yield f"{'llama.cpp':12} {build['features']}"
     for i, gpu in enumerate(build["gpus"]):
         memory = f"{size_text(gpu['memory_total'])}, {size_text(gpu['memory_free'])} free"
         yield f"{f'GPU {i}':12} {gpu['description']} ({gpu['name']}), {memory}"

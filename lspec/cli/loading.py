@@ -7,8 +7,8 @@ from concurrent.futures import Executor
 from functools import partial
 
 import lspec
+from lspec.arguments import as_options
 from lspec.cli.answer import on_terminal, stop_on_interrupt
-from lspec.cli.arguments import as_options
 from lspec.cli.options import ModelChoice
 from lspec.cli.output import note, waiting
 

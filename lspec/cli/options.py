@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from lspec.cli.arguments import RENAMED
+from lspec.arguments import RENAMED
 from lspec.cli.completion import pair_names
 from lspec.params import SamplingParams
 from lspec.paths import reason
@@ -305,7 +305,7 @@ def _response_format(given: dict[str, Any]) -> dict[str, Any] | None:
     if "json_schema" in given:
         try:
             schema = json.loads(_read(given["json_schema"]))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise click.UsageError(f"{given['json_schema']} is not JSON: {error}") from None
         if not isinstance(schema, dict | bool):
             raise click.UsageError(f"{given['json_schema']} is no JSON schema, which is an object.")

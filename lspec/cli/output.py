@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from lspec import errors
-from lspec.cli.arguments import as_options
+from lspec.arguments import as_options
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -31,6 +31,17 @@ TABLE: tuple[tuple[type[errors.LspecError], int, str], ...] = (
 )
 
 
+# Control characters but tab and line feed: a terminal would obey them. A carriage return says
+# nothing that a line feed does not.
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
+_CONTROL[ord("\r")] = ""
+
+
+def visible(text: str) -> str:
+    """Return `text` with what a terminal would obey written out, as in \\x1b."""
+    return text.translate(_CONTROL)
+
+
 def style(text: str, **styles: Any) -> str:
     """Return `text` styled for stderr, or plain where NO_COLOR is set or it is no terminal."""
     if os.environ.get("NO_COLOR") or not sys.stderr.isatty():
@@ -40,7 +51,7 @@ def style(text: str, **styles: Any) -> str:
 
 def note(text: str) -> None:
     """Print one line on stderr, dim on a terminal."""
-    click.echo(style(text, dim=True), err=True)
+    click.echo(style(visible(text), dim=True), err=True)
 
 
 @contextmanager
@@ -76,9 +87,9 @@ def _report_usage(error: click.ClickException) -> int:
 
 
 def _complain(sentence: str, hint: str) -> None:
-    click.echo(f"{style('error:', fg='red', bold=True)} {sentence}", err=True)
+    click.echo(f"{style('error:', fg='red', bold=True)} {visible(sentence)}", err=True)
     if hint:
-        click.echo(hint, err=True)
+        click.echo(visible(hint), err=True)
 
 
 def run_reporting_errors(command: Callable[..., Any]) -> None:
@@ -102,12 +113,19 @@ def run_reporting_errors(command: Callable[..., Any]) -> None:
     except OSError as error:
         if os.environ.get("LSPEC_DEBUG"):
             raise
-        code = report(errors.LspecError(f"the system refused: {error}"))
+        code = report(errors.LspecError(f"the system refused: {error}", hint=_way_out(error)))
     except errors.LspecError as error:
         if os.environ.get("LSPEC_DEBUG"):
             raise
         code = report(error)
     sys.exit(code)
+
+
+def _way_out(error: OSError) -> str:
+    """Return what to do about a file or folder that the system will not give."""
+    if error.filename is None:
+        return ""
+    return "Look at its owner and permissions, or name other folders: HF_HOME, XDG_CACHE_HOME."
 
 
 def _variable(error: click.ClickException) -> object:

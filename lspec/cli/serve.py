@@ -14,6 +14,7 @@ from lspec.cli.loading import load
 from lspec.cli.options import MODEL_OPTIONS, TEMPLATE_OPTIONS, ModelChoice, add, split
 from lspec.cli.output import EXIT_INTERRUPTED, note
 from lspec.errors import LspecError
+from lspec.paths import reason
 
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 
@@ -76,9 +77,9 @@ def serve(**params: Any) -> int:
     thread = ThreadPoolExecutor(1, thread_name_prefix="lspec-play")
     try:
         bound = bind(params["host"], params["port"])
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter: no name of a machine
         raise LspecError(
-            f"cannot listen on {params['host']} port {params['port']}: {error.strerror or error}",
+            f"cannot listen on {params['host']} port {params['port']}: {reason(error)}",
             hint="Choose another one with --port, or end the program that has it.",
         ) from None
     with bound as sock:
@@ -88,7 +89,7 @@ def serve(**params: Any) -> int:
             names = (_name(models), *params["alias"])
             settings = Settings(
                 names=names,
-                key=params["api_key"] or None,
+                key=params["api_key"],
                 origins=params["cors"],
                 queue=params["queue"],
                 max_body=params["max_body"],
@@ -108,6 +109,8 @@ def serve(**params: Any) -> int:
 
 
 def _require_key(host: str, key: str | None, *, no_auth: bool) -> None:
+    if key is not None and not key.strip():
+        raise click.UsageError("The key of --api-key is empty.")
     if key and no_auth:
         raise click.UsageError("Give --api-key or --no-auth, not both.")
     if not (key or no_auth or ip_address(host.split("%")[0]).is_loopback):

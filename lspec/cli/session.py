@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, Literal, Protocol
 
 from lspec.cli.answer import LEGEND, remarks
@@ -19,6 +19,7 @@ from lspec.cli.settings import Settings
 from lspec.engine import Engine
 from lspec.errors import ContextOverflowError, LspecError, RequestError
 from lspec.history import fit, room
+from lspec.paths import reason, write_whole
 from lspec.request import Chunk, Completion
 from lspec.template import Message
 
@@ -216,17 +217,13 @@ class Session:
     def _do_save(self, name: str) -> None:
         text = json.dumps({"messages": self._messages()}, ensure_ascii=False, indent=2)
         path = _path(name)
-        replaced = path.is_file()
-        if replaced:
-            _conversation(path)  # nothing else is overwritten
-        new = path.with_name(path.name + ".new")
         try:
-            new.write_text(text + "\n", encoding="utf-8", errors="replace")
-            new.replace(path)
+            replaced = path.exists()
+            if replaced:
+                _conversation(path)  # nothing else is overwritten
+            write_whole(path, text + "\n")
         except OSError as error:
-            with suppress(OSError):
-                new.unlink()
-            raise RequestError(f"cannot write {path}: {error.strerror}") from None
+            raise RequestError(f"cannot write {path}: {reason(error)}") from None
         over = " over those that were there" if replaced else ""
         self._screen.note(f"saved {len(self._turns)} messages{over}")
 
@@ -243,12 +240,16 @@ class Session:
 def _conversation(path: Path) -> list[dict[str, str]]:
     """Return the messages of a saved conversation. Raises RequestError."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        state = path.stat()
+        if not S_ISREG(state.st_mode) or state.st_size > _MOST_BYTES:
             raise ValueError
         messages = json.loads(path.read_text(encoding="utf-8"))["messages"]
-        return [{k: str(m[k]) for k in ("role", "content")} for m in messages]
+        kept = [{k: m[k] for k in ("role", "content")} for m in messages]
+        if not all(isinstance(text, str) for message in kept for text in message.values()):
+            raise ValueError
+        return kept
     except OSError as error:
-        raise RequestError(f"cannot read {path}: {error.strerror}") from None
+        raise RequestError(f"cannot read {path}: {reason(error)}") from None
     except (ValueError, KeyError, TypeError, RecursionError):
         raise RequestError(f"{path} is not a saved conversation") from None
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from lspec.errors import RequestError
 from lspec.params import SamplingParams
-from lspec.request import Gamma, check_gamma, whole_number
+from lspec.request import Gamma, check_gamma
 
 _LIMITS = ("max_tokens", "seed")  # None: no limit, another seed each time
 _SAMPLING = tuple(f.name for f in fields(SamplingParams) if f.name != "logit_bias")
@@ -43,7 +43,7 @@ class Settings:
         """Return the setting `name`, written with - or _, with its value. Raises RequestError."""
         name = _known(name)
         value = {**dict.fromkeys(_LIMITS), **asdict(self._sampling), **self._options}[name]
-        return f"{name.replace('_', '-')} {'none' if value is None else value}"
+        return f"{_written(name)} {'none' if value is None else value}"
 
     def change(self, name: str, value: str) -> None:
         """Give the setting `name` the value written as `value`. Raises RequestError."""
@@ -52,28 +52,37 @@ class Settings:
             number = _number(name, value, int if name in _WHOLE else float)
             self._sampling = replace(self._sampling, **{name: number})
         elif name == "gamma":
-            gamma = value if value == "auto" else _number(name, value, int)
-            self._options[name] = check_gamma(gamma)
+            self._options[name] = check_gamma(int(value) if value.isdecimal() else value)
         elif value == "none":
             self._options.pop(name, None)
-        elif (number := whole_number(name, _number(name, value, int))) or name != "max_tokens":
-            self._options[name] = number
         else:
-            raise RequestError("max-tokens 0 leaves no answer", hint="none: no limit.")
+            self._options[name] = _limit(name, _number(name, value, int))
 
 
 def _known(name: str) -> str:
     """Return the name of a setting as Python writes it. Raises RequestError."""
     names = (*_SAMPLING, "gamma", *_LIMITS)
-    if (known := name.replace("-", "_")) in names:
+    if (known := name.lower().replace("-", "_")) in names:
         return known
     close = get_close_matches(known, names, n=1)
-    hint = f"Did you mean {close[0].replace('_', '-')}?" if close else "/set lists them."
+    hint = f"Did you mean {_written(close[0])}?" if close else "/set lists them."
     raise RequestError(f"there is no setting {name!r}", hint=hint)
+
+
+def _limit(name: str, number: int) -> int:
+    least = 1 if name == "max_tokens" else 0
+    if number < least:
+        hint = "none: no limit." if least else "none: another one each time."
+        raise RequestError(f"{_written(name)} must be {least} or more, not {number}", hint=hint)
+    return number
+
+
+def _written(name: str) -> str:
+    return name.replace("_", "-")
 
 
 def _number(name: str, text: str, kind: type[Any]) -> Any:
     try:
         return kind(text)
     except ValueError:
-        raise RequestError(f"{name.replace('_', '-')}: {text!r} is not a number") from None
+        raise RequestError(f"{_written(name)}: {text!r} is not a number") from None

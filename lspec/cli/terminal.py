@@ -54,6 +54,10 @@ class Terminal:
             raise RequestError(error.message, hint="Set EDITOR to an editor.") from None
         except UnicodeError:
             raise RequestError("the editor and lspec exchange UTF-8 only") from None
+        except KeyboardInterrupt:  # an editor that takes Ctrl-C is not interrupted
+            return None
+        except (OSError, ValueError) as error:  # no room for its file, which may also be gone
+            raise RequestError(f"the editor failed: {error}") from None
 
 
 def converse(session: Session, *, history: Path) -> None:

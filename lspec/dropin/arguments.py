@@ -10,7 +10,7 @@ from lspec import catalogue, store
 from lspec.errors import RequestError
 from lspec.gguf import read_header
 from lspec.llama import KvType, Vocab
-from lspec.request import RequestOptions
+from lspec.request import RANDOM, RequestOptions
 
 RANDOM_SEED = 0xFFFFFFFF  # llama.cpp's; -1 is the same in 32 bits
 _KV_TYPES: Mapping[int | None, KvType] = {None: "f16", 1: "f16", 8: "q8_0", 2: "q4_0"}  # ggml's
@@ -71,7 +71,7 @@ def placement(split_mode: int, main_gpu: int, tensor_split: Sequence[float] | No
 
 def is_random(seed: int) -> bool:
     """Return whether `seed` stands for any seed."""
-    return seed in (-1, RANDOM_SEED)
+    return seed in (RANDOM, RANDOM_SEED)
 
 
 def request_options(

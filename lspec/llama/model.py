@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,17 @@ def _free(lock: AbstractContextManager[Any], *parts: Any) -> None:
 class LlamaModel:
     """A loaded model with one context; a LanguageModel (see lspec.model)."""
 
-    def __init__(self, paths: Sequence[Path], options: LoadOptions) -> None:
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        options: LoadOptions,
+        *,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Load the file, or the parts of a split one in order.
 
-        Raises ModelLoadError, and GpuMemoryError where less on the GPU may go well.
+        Raises ModelLoadError, GpuMemoryError where less on the GPU may go well, and
+        KeyboardInterrupt if `should_stop` says so meanwhile.
         """
         self._on_gpu = options.on_gpu
         self.n_batch = prompt_chunk(options)
@@ -52,7 +59,7 @@ class LlamaModel:
         self._last_width = 0
         free = native.free_gpu_memory(options) if self._on_gpu else ()
         params = native.model_params(options, repack=native.repacks(paths, options))
-        model = native.load_model(paths, params)
+        model = native.load_model(paths, params, should_stop=should_stop)
         context = native.new_context(model, paths[0], options, n_batch=self.n_batch)
         batch = lib.llama_batch_init(self.n_batch, 0, 1)
         lock = threading.RLock()

@@ -172,16 +172,37 @@ def _written(write: Callable[..., int], model: Any, i: int) -> str:
         length = n + 1
 
 
-def load_model(paths: Sequence[Path], params: Any) -> Any:
-    """Return a llama_model of a file, or of the parts of a split one. Raises ModelLoadError."""
+def load_model(
+    paths: Sequence[Path], params: Any, *, should_stop: Callable[[], bool] = lambda: False
+) -> Any:
+    """Return a llama_model of a file, or of the parts of a split one.
+
+    Raises ModelLoadError, and KeyboardInterrupt where `should_stop`, read before each tensor, ended
+    it.
+    """
+
+    stopped = False
+
+    @lib.llama_progress_callback  # type: ignore[untyped-decorator]
+    def goes_on(_progress: float, _data: ctypes.c_void_p) -> bool:
+        nonlocal stopped
+        try:
+            stopped = should_stop()
+        except BaseException:  # C cannot take it
+            stopped = True
+        return not stopped
+
     for path in paths:
         require_gguf(path)
+    params.progress_callback = goes_on
     _log.clear()
     if len(paths) == 1:
         model = lib.llama_model_load_from_file(os.fsencode(paths[0]), params)
     else:
         names = (ctypes.c_char_p * len(paths))(*map(os.fsencode, paths))
         model = lib.llama_model_load_from_splits(names, len(paths), params)
+    if not model and stopped:
+        raise KeyboardInterrupt
     if not model:
         raise _failure(on_gpu=params.n_gpu_layers != 0)(
             f"llama.cpp cannot load {paths[0]}{why()}",

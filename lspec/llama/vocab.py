@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,7 @@ import llama_cpp as lib
 from lspec.compat import Vocabulary
 from lspec.errors import RequestError
 from lspec.llama import native
-from lspec.llama.portions import portions
+from lspec.llama.portions import portions, turns
 from lspec.thinking import MARKERS
 
 _KINDS = {0: "none", 1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLaMo-2"}
@@ -25,7 +26,7 @@ _LIKE_LLAMA_TOKENIZE = ctypes.CFUNCTYPE(
     *(ctypes.c_bool, ctypes.c_bool),
 )
 # Bits of llama_token_attr.
-_UNKNOWN, _UNUSED, _CONTROL, _USER_DEFINED = 1 << 0, 1 << 1, 1 << 3, 1 << 4
+_UNKNOWN, _UNUSED, _CONTROL, _USER_DEFINED, _STRIPS_NEXT = 1 << 0, 1 << 1, 1 << 3, 1 << 4, 1 << 8
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
@@ -50,6 +51,7 @@ class Vocab:
         self._vocab = pointer
         self._is_alive = is_alive
         self._lock = lock or nullcontext()
+        self._process = os.getpid()
         self._failure: BaseException | None = None  # of a call that came from C
         self.kind = _KINDS.get(lib.llama_vocab_type(pointer), "unknown")
         self.size: int = lib.llama_vocab_n_tokens(pointer)
@@ -99,6 +101,12 @@ class Vocab:
         return tuple(filter(None, (self.text(i) for i in self._ids() if self._attr(i) & kinds)))
 
     @cached_property
+    def _borders(self) -> tuple[str, ...]:
+        """The control tokens' texts behind which a text can be cut."""
+        borders = (i for i in self._ids() if self._attr(i) & (_CONTROL | _STRIPS_NEXT) == _CONTROL)
+        return tuple(filter(None, map(self.text, borders)))
+
+    @cached_property
     def named(self) -> frozenset[int]:
         """The tokens that stand for no text: control tokens, and what else looks like `<name>`."""
         return frozenset(filter(self._is_named, self._ids()))
@@ -137,9 +145,14 @@ class Vocab:
         return _LIKE_LLAMA_TOKENIZE(tokenize)
 
     def require_open(self) -> None:
-        """Raise RequestError once the model is closed, or what `c_tokenizer` could not raise."""
+        """Raise RequestError once the model is closed, or in a forked process.
+
+        Also what `c_tokenizer` could not raise.
+        """
         if not self._is_alive():
             raise RequestError("this engine has been closed", hint="Load it again.")
+        if os.getpid() != self._process:  # where llama.cpp's threads are missing
+            raise RequestError("this engine was loaded by another process", hint="Load it here.")
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -249,11 +262,19 @@ class Vocab:
             raise RequestError(
                 f"the text is not Unicode: it has a lone surrogate, U+{ord(text[error.start]):04X}"
             ) from None
-        parts = portions(text, lambda: self._marked) if self.kind == "BPE" else iter([text])
+        ends = bos and lib.llama_vocab_get_add_eos(self._vocab)  # once, and not after a portion
+        parts = iter([text]) if ends else self._portions(text, special=special)
         ids = self._tokenize(next(parts).encode("utf-8", errors), bos=bos, special=special)
         for part in parts:
             ids += self._tokenize(part.encode("utf-8", errors), bos=False, special=special)
         return ids
+
+    def _portions(self, text: str, *, special: bool) -> Iterator[str]:
+        """Yield a text in portions that have the same tokens together."""
+        cut = special and self.kind in ("BPE", "SPM")
+        marked = lambda: self._marked  # noqa: E731
+        for turn in turns(text, lambda: self._borders, marked) if cut else (text,):
+            yield from portions(turn, marked) if self.kind == "BPE" else (turn,)
 
     def _tokenize(self, data: bytes, *, bos: bool, special: bool) -> list[int]:
         room = len(data) + 2

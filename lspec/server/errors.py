@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.responses import Response
 
+from lspec.arguments import as_options
 from lspec.errors import ContextOverflowError, LspecError, RequestError
 from lspec.server.wire import Json, json_response
 
@@ -61,7 +62,8 @@ def explain(error: Exception) -> ApiError:
         return error
     if isinstance(error, ContextOverflowError | RequestError):
         code = "context_length_exceeded" if isinstance(error, ContextOverflowError) else None
-        return ApiError(400, " ".join(filter(None, (str(error), error.hint))), code=code)
+        hint = f". {as_options(error.hint)}" if error.hint else ""
+        return ApiError(400, f"{error}{hint}", code=code)
     if isinstance(error, LspecError):
         log.error("%s", error)
         return ApiError(500, str(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import os
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -78,4 +79,5 @@ class Gate:
 
 def _has(key: str, headers: Headers) -> bool:
     scheme, _, given = headers.get("authorization", "").partition(" ")
-    return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), key.encode())
+    sent = given.strip().encode("latin-1")  # as Headers has decoded it
+    return scheme.lower() == "bearer" and hmac.compare_digest(sent, os.fsencode(key.strip()))

@@ -8,7 +8,7 @@ from typing import Any
 
 from lspec.engine import Engine
 from lspec.llama import Vocab
-from lspec.request import Chunk, RequestOptions
+from lspec.request import RANDOM, Chunk, RequestOptions
 from lspec.server.errors import unsupported
 from lspec.server.schemas import ChatBody, CompletionBody, Message, NamedTool
 from lspec.server.tools import Offer, Tools
@@ -106,7 +106,8 @@ def generations(
     for prompt in prompts:
         for i in range(n):
             chosen = options.copy()
-            if (seed := options.get("seed")) is not None:
+            seed = options.get("seed")
+            if seed is not None and seed != RANDOM:
                 chosen["seed"] = seed + i
             found.append(engine.stream(prompt, **chosen))
     return found
