@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import TypedDict, cast, get_args
 
 from lspec.errors import RequestError
@@ -124,6 +125,8 @@ def _window(n_ctx: int | str) -> int:
 
 def _check_sizes(**sizes: int | None) -> None:
     for name, size in sizes.items():
+        if size is not None and not isinstance(size, Integral):
+            raise RequestError(f"{name} must be a whole number, not {size!r}")
         if size is not None and size < 1:
             raise RequestError(f"{name} must be 1 or more, not {size}")
     if (sizes.get("n_threads") or 1) > MAX_THREADS:

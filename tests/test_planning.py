@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
@@ -174,9 +175,9 @@ def test_exact_mode_plans_with_the_largest_cache_that_it_may_choose(
     loaded: list[int] = []
 
     class Watched(LlamaModel):
-        def __init__(self, paths: object, options: object) -> None:
+        def __init__(self, paths: object, options: object, **more: Any) -> None:
             loaded.append(options.n_ctx + options.spare)  # type: ignore[attr-defined]
-            super().__init__(paths, options)  # type: ignore[arg-type]
+            super().__init__(paths, options, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr("lspec.opening.LlamaModel", Watched)
     room["host"] = int(Planner([chat_model], [], free=PLENTY).outlook(OPTIONS).plan.host / 0.9)

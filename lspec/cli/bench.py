@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,8 @@ def bench(**params: Any) -> int:
     round; c and v, cost of a draft step and of a verify pass in single steps of the target; best,
     the gamma that these predict to be best; outside, share of the time not spent in the models.
     """
+    if not isfinite(params["calibration"]):
+        raise click.UsageError("--calibration is a time in seconds.")
     gammas = tuple(gamma for gamma in params["gammas"] if gamma != 0)
     if not gammas:
         raise click.UsageError("Name a gamma besides 0 to compare with plain decoding.")

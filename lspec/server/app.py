@@ -51,7 +51,7 @@ def create_app(engine: Engine, worker: Worker, metrics: Metrics, settings: Setti
         "/metrics": ("GET", api.metrics),
     }
     for path, (method, endpoint) in routes.items():
-        app.add_api_route(path, endpoint, methods=[method])
+        app.add_api_route(path, endpoint, methods=[method, *["HEAD"] * (method == "GET")])
     errors.install(app, [path for path in routes if "{" not in path])
     app.add_middleware(
         Gate,

@@ -15,6 +15,8 @@ from lspec.arguments import as_options
 from lspec.errors import ContextOverflowError, LspecError, RequestError
 from lspec.server.wire import Json, json_response
 
+_LONGEST = 1000  # characters of a message, which may repeat what was sent
+
 log = logging.getLogger("lspec.server")
 
 
@@ -30,7 +32,7 @@ class ApiError(HTTPException):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(status, message, dict(headers or {}))
+        super().__init__(status, shorten(message, _LONGEST), dict(headers or {}))
         self.param = param
         self.code = code
 
@@ -44,6 +46,11 @@ class ApiError(HTTPException):
     def response(self) -> Response:
         """Return the reply that says so."""
         return json_response(self.body, self.status_code, self.headers)
+
+
+def shorten(text: str, length: int) -> str:
+    """Return the beginning of a text that is longer than that."""
+    return text if len(text) <= length else f"{text[:length]}…"
 
 
 def unsupported(param: str, message: str) -> ApiError:

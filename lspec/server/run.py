@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 from collections.abc import Callable
@@ -50,6 +51,7 @@ def serve(
     cancelled. No thread is left. `on_start` is called when the first request would be heard,
     `on_stop` when the signal has come.
     """
+    logging.getLogger("uvicorn.error").addFilter(_is_a_fault)
     metrics = Metrics()
     worker = Worker(metrics, queue=settings.queue, thread=thread)
     app = create_app(engine, worker, metrics, settings)
@@ -70,6 +72,11 @@ def serve(
     finally:
         worker.close()
     return server.signal
+
+
+def _is_a_fault(record: logging.LogRecord) -> bool:
+    """Return whether a record is worth a line: requests that the end of the server cuts are not."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 class _Server(uvicorn.Server):
