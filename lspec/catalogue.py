@@ -22,6 +22,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 _FILE_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9 ._+()\[\]-]*")
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _PATTERNS = {
     "sha256": (re.compile(r"[0-9a-f]{64}"), "64 hex digits"),
     "revision": (re.compile(r"[0-9a-f]{40}"), "a commit of 40 hex digits"),
@@ -296,6 +297,8 @@ def _text(table: dict[str, Any], key: str, where: str, default: str | None = Non
     value = table.get(key, default)
     if not isinstance(value, str) or (default is None and not value):
         raise CatalogueError(f"{where}: {key} must be a text.")
+    if _CONTROL.search(value):  # it is shown on terminals
+        raise CatalogueError(f"{where}: {key} has a control character.")
     return value
 
 

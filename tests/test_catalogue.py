@@ -84,6 +84,10 @@ def test_user_catalogue_adds_and_replaces_and_sets_the_default(home: Path) -> No
         ('[models."../a"]\nrepo = "a/b"', "is no name"),
         ('[models.a]\nlicence = "mit"\nfile = "a.gguf"', "repo must be a text"),
         ('[models.a]\nrepo = "a/b"\nlicence = "mit"', "either `file` or `files`"),
+        (
+            '[models.a]\nrepo = "a/b"\nlicence = "m\\u001bit"\nfile = "a.gguf"',
+            "licence has a control character",
+        ),
         (MODEL.format("a") + "files = []", "either `file` or `files`"),
         (MODEL.format("a") + "size = -1", "size must be"),
         (MODEL.format("a") + "size = true", "size must be"),

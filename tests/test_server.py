@@ -254,6 +254,13 @@ def test_models_and_health(client: openai.OpenAI, server: Server) -> None:
         client.models.retrieve("another")
     reply = httpx2.get(server.url.removesuffix("/v1") + "/health")
     assert (reply.status_code, reply.json()) == (200, {"status": "ok"})
+    assert httpx2.head(server.url.removesuffix("/v1") + "/health").status_code == 200
+
+
+def test_error_does_not_repeat_all_that_was_sent(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.completions.create(model="x" * 9000, prompt=PROMPT)
+    assert len(str(caught.value)) < 1500
 
 
 def test_metrics_are_prometheus_text(client: openai.OpenAI, server: Server) -> None:
@@ -264,6 +271,7 @@ def test_metrics_are_prometheus_text(client: openai.OpenAI, server: Server) -> N
     assert reply.headers["content-type"].startswith("text/plain; version=")
     assert 'lspec_requests_total{path="/v1/completions",status="200"}' in reply.text
     assert "lspec_first_token_seconds_bucket" in reply.text
+    assert "_created" not in reply.text
 
 
 CHAT = "/chat/completions"

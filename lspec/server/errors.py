@@ -32,7 +32,8 @@ class ApiError(HTTPException):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(status, shorten(message, _LONGEST), dict(headers or {}))
+        told = message if len(message) <= _LONGEST else f"{message[:_LONGEST]}…"
+        super().__init__(status, told, dict(headers or {}))
         self.param = param
         self.code = code
 
@@ -46,11 +47,6 @@ class ApiError(HTTPException):
     def response(self) -> Response:
         """Return the reply that says so."""
         return json_response(self.body, self.status_code, self.headers)
-
-
-def shorten(text: str, length: int) -> str:
-    """Return the beginning of a text that is longer than that."""
-    return text if len(text) <= length else f"{text[:length]}…"
 
 
 def unsupported(param: str, message: str) -> ApiError:

@@ -79,5 +79,5 @@ class Gate:
 
 def _has(key: str, headers: Headers) -> bool:
     scheme, _, given = headers.get("authorization", "").partition(" ")
-    sent = given.strip().encode("latin-1")  # as Headers has decoded it
+    sent = given.strip(" \t").encode("latin-1")  # as Headers has decoded it
     return scheme.lower() == "bearer" and hmac.compare_digest(sent, os.fsencode(key.strip()))
