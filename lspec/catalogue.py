@@ -22,7 +22,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 _FILE_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9 ._+()\[\]-]*")
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _PATTERNS = {
     "sha256": (re.compile(r"[0-9a-f]{64}"), "64 hex digits"),
     "revision": (re.compile(r"[0-9a-f]{40}"), "a commit of 40 hex digits"),
@@ -108,8 +108,8 @@ class Catalogue:
         if name in self.pairs:
             return self.pairs[name]
         close = [known for known in self.pairs if known.startswith(name)][:3]
-        close = close or get_close_matches(name, self.pairs, n=3, cutoff=0.5)
-        hint = f"Did you mean {' or '.join(close)}? " if close else ""
+        close = close or get_close_matches(name, self.pairs, n=4, cutoff=0.5)
+        hint = f"Did you mean {', '.join(close)}? " if close else ""
         hint += (
             "`lspec ls` lists all pairs; `lspec pull --target OWNER/REPO:FILE "
             "--draft OWNER/REPO:FILE --name NAME` adds one."
@@ -153,7 +153,7 @@ def read_tables(path: Path) -> dict[str, Any] | None:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CatalogueError(
             f"The catalogue {path} cannot be read: {reason(error)}.",
             hint="Correct or remove that file.",

@@ -21,6 +21,8 @@ class LspecError(Exception):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+        if hint:
+            self.add_note(hint)  # a traceback shows it
 
 
 class RequestError(LspecError, ValueError):

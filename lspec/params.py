@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from numbers import Real
+from operator import index
 
 from lspec.errors import RequestError
 
@@ -80,7 +81,8 @@ _MEANING: dict[str, tuple[str, Callable[[float], bool]]] = {
 def _bias(bias: Mapping[int, float] | Bias) -> Bias:
     """Return a logit bias as pairs in ascending order of ids. Raises RequestError."""
     try:
-        pairs = sorted((int(k), float(v)) for k, v in dict(bias).items())
+        ids = {k: int(k) if isinstance(k, str) else index(k) for k in dict(bias)}
+        pairs = sorted((ids[k], float(v)) for k, v in dict(bias).items())
     except (TypeError, ValueError):
         raise RequestError(f"logit_bias maps token ids to numbers, {bias!r} does not") from None
     if not all(i >= 0 and (abs(value) <= _MOST or value == -math.inf) for i, value in pairs):

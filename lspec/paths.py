@@ -43,6 +43,8 @@ def shown(path: Path) -> str:
 
 def reason(error: Exception) -> str:
     """Return why a file cannot be read or written, without its name, which the caller tells."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is no text in UTF-8"
     return getattr(error, "strerror", None) or str(error)
 
 

@@ -89,8 +89,8 @@ class Player:
         if c is None or adaptive.pays_at_best():
             return None
         return (
-            f"the draft model is off: a verify pass of 5 costs {costs.verify_cost(4):.1f} "
-            f"single steps on this machine, and a draft step {c:.2f}"
+            f"drafting with the model does not pay on this machine: a pass over 5 tokens costs "
+            f"{costs.verify_cost(4):.1f} single steps, and a draft step {c:.2f}"
         )
 
     def forget(self) -> None:

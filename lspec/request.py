@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from operator import index
 from typing import Any, Literal, TypedDict
 
@@ -88,7 +89,9 @@ def check_request(
     `gamma` and `rule` are the engine's own, for a request that does not say.
     """
     if unknown := options.keys() - RequestOptions.__annotations__.keys():
-        raise TypeError(f"unknown option {min(unknown)!r}")
+        close = get_close_matches(min(unknown), RequestOptions.__annotations__, n=1)
+        hint = f": did you mean {close[0]}?" if close else ""
+        raise TypeError(f"unknown option {min(unknown)!r}{hint}")
     prompt = _token_ids(prompt)
     if not prompt:
         raise RequestError("the prompt is empty")
@@ -128,7 +131,7 @@ def check_gamma(gamma: int | str) -> Gamma:
     if gamma == "auto":
         return "auto"
     if isinstance(gamma, str) or not 0 <= _whole("gamma", gamma) <= MAX_GAMMA:
-        raise RequestError(f"gamma must be 'auto' or between 0 and {MAX_GAMMA}, not {gamma}")
+        raise RequestError(f"gamma must be 'auto' or between 0 and {MAX_GAMMA}, not {gamma!r}")
     return _whole("gamma", gamma)
 
 

@@ -57,7 +57,7 @@ def test_environment_names_the_pair_before_the_default(monkeypatch: pytest.Monke
 def test_unknown_pair_is_an_error_with_close_names() -> None:
     with pytest.raises(CatalogueError, match=r"no pair named .qwen2\.5-coder.") as caught:
         catalogue.load().pair("qwen2.5-coder")
-    assert "Did you mean qwen2.5-coder-1.5b or " in caught.value.hint
+    assert "Did you mean qwen2.5-coder-1.5b, " in caught.value.hint
 
 
 def test_user_catalogue_adds_and_replaces_and_sets_the_default(home: Path) -> None:
@@ -84,6 +84,7 @@ def test_user_catalogue_adds_and_replaces_and_sets_the_default(home: Path) -> No
         ('[models."../a"]\nrepo = "a/b"', "is no name"),
         ('[models.a]\nlicence = "mit"\nfile = "a.gguf"', "repo must be a text"),
         ('[models.a]\nrepo = "a/b"\nlicence = "mit"', "either `file` or `files`"),
+        (f"x = {'9' * 5000}", "cannot be read"),
         (
             '[models.a]\nrepo = "a/b"\nlicence = "m\\u001bit"\nfile = "a.gguf"',
             "licence has a control character",

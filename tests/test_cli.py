@@ -298,6 +298,35 @@ def test_reader_that_goes_away_ends_it_quietly(pair: list[str]) -> None:
         process.stdout.read(1)
         process.stdout.close()
         assert process.stderr.read() == b""
+        assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--system", "a\udcff"], "--system is not Unicode"),
+        (["--chat-template", os.devnull], f"{os.devnull} is empty"),
+        (["--grammar", "/dev/zero"], "/dev/zero is too long"),
+        (["--json-schema", "true.json"], "true.json is no JSON schema"),
+        (["--grammar", "bytes"], "it is no text in UTF-8"),
+    ],
+)
+def test_what_cannot_be_used_is_told_before_models_are_loaded(
+    tmp_path: Path, options: list[str], message: str
+) -> None:
+    (tmp_path / "true.json").write_text("true")
+    (tmp_path / "bytes").write_bytes(b"\xac")
+    option, value = options
+    value = str(tmp_path / value) if (tmp_path / value).is_file() else value
+    done = run("chat", "--target", str(tmp_path / "missing.gguf"), "-p", "x", option, value)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_hint_is_in_the_traceback() -> None:
+    code = "import lspec; lspec.load('nobody')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].startswith("`lspec ls` lists all pairs;")
 
 
 @pytest.mark.parametrize(

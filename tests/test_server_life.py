@@ -136,7 +136,7 @@ def test_other_machines_need_a_key_or_a_word(pair: tuple[Path, Path]) -> None:
         assert "serving long on http://0.0.0.0:" in server.said
 
 
-@pytest.mark.parametrize("key", ["schlüssel", " voilà ", "a\udcffb"])
+@pytest.mark.parametrize("key", ["schlüssel", " voilà "])
 def test_any_key_can_be_sent(pair: tuple[Path, Path], key: str) -> None:
     with serving(*pair, "--api-key", key) as server:
         given = os.fsencode(key)

@@ -167,6 +167,20 @@ def sent(error: Exception) -> tuple[bytes, Exception | None]:
     return b"".join(body), raised
 
 
+def test_hang_up_ends_a_stream_that_never_waits() -> None:
+    async def events() -> AsyncGenerator[dict[str, Any], None]:
+        while True:
+            yield {"n": 1}
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        pass
+
+    asyncio.run(EventStream(events())({}, receive, send))
+
+
 def test_an_error_in_mid_stream_is_an_event() -> None:
     body, raised = sent(DecodeError("llama.cpp failed"))
     assert body.startswith(b'data: {"n":1}\n\ndata: {"error":{"message":"llama.cpp failed"')

@@ -239,12 +239,16 @@ def test_settings_reach_the_engine() -> None:
         ("/set temperature hot", "temperature: 'hot' is not a number"),
         ("/set temperature -1", "temperature must be 0 or more, not -1.0"),
         ("/set gamma 99", "gamma must be 'auto' or between 0 and 16, not 99"),
-        ("/save", "a file name is missing"),
-        ("/save /", "a file name is missing"),
-        ("/save a\0b", "a file name is missing"),
-        ("/set max-tokens 0", "max-tokens must be 1 or more, not 0 / none: no limit."),
-        ("/set seed -5", "seed must be 0 or more, not -5 / none: another one each time."),
-        ("/set gamma many", "gamma must be 'auto' or between 0 and 16, not many"),
+        ("/save", "a file name is missing / /save FILE, /load FILE"),
+        ("/save /", "a file name is missing / /save FILE, /load FILE"),
+        ("/save a\0b", "a file name is missing / /save FILE, /load FILE"),
+        ("/set max-tokens 0", "max-tokens must be a number of 1 or more, not 0 / none: no limit."),
+        (
+            "/set seed -5",
+            "seed must be a number of 0 or more, not -5 / none: another one each time.",
+        ),
+        (f"/set gamma {'9' * 20}", f"gamma must be 'auto' or between 0 and 16, not {'9' * 20!r}"),
+        ("/set gamma many", "gamma must be 'auto' or between 0 and 16, not 'many'"),
         ("/load /no/such/file", "cannot read /no/such/file: No such file or directory"),
         ("/save /no/such/file", "cannot write /no/such/file: No such file or directory"),
     ],
@@ -301,6 +305,7 @@ def test_saved_conversation_can_be_loaded_and_continued(tmp_path: Path) -> None:
     [
         *("", "[]", "{}", '{"messages": [{"role": "user"}]}', "\ufffd"),
         '{"messages": [{"role": null, "content": null}]}',
+        '{"messages": [{"role": "user", "content": "\\ud800"}]}',
     ],
 )
 def test_file_that_is_no_conversation_is_refused(tmp_path: Path, text: str) -> None:

@@ -97,6 +97,13 @@ def show(chunks: Iterator[Chunk], *, colour: bool) -> Completion:
     return completion
 
 
+def ending(done: Completion) -> str:
+    """Return for those who watch how an answer ends, if not by itself."""
+    if done.finish_reason == "length" and done.tokens:
+        return f"(cut at {len(done.tokens)} tokens)"
+    return "(interrupted)" if done.finish_reason == "interrupted" else ""
+
+
 def remarks(done: Completion, *, n_ctx: int) -> Iterator[str]:
     """Yield what is to be said of an answer that ends otherwise than the model would have it."""
     if done.finish_reason == "length" and not done.tokens:
@@ -130,14 +137,14 @@ def answer_once(
             completion = show(chunks, colour=colour)
             if not completion.answer.endswith("\n"):
                 click.echo()
-    interrupted = completion.finish_reason == "interrupted"
-    if interrupted and on_terminal():
-        note("(interrupted)")
+    watched = on_terminal() if stats is None else stats
+    if watched and (end := ending(completion)):
+        note(end)
     for remark in remarks(completion, n_ctx=n_ctx):
         note(remark)
-    if on_terminal() if stats is None else stats:
+    if watched:
         note(completion.stats.line())
-    return EXIT_INTERRUPTED if interrupted else 0
+    return EXIT_INTERRUPTED if completion.finish_reason == "interrupted" else 0
 
 
 def to_json(completion: Completion) -> str:

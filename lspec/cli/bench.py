@@ -20,9 +20,9 @@ from lspec.cli.options import (
     ENGINE_OPTIONS,
     FILE,
     FILE_OPTIONS,
+    GAMMA,
     TEMPLATE_OPTIONS,
     TRUNCATION_OPTIONS,
-    NumberOrAuto,
     add,
     split,
 )
@@ -55,7 +55,7 @@ BENCH_OPTIONS = (
     click.option(
         "--gamma",
         "gammas",
-        type=List(NumberOrAuto()),
+        type=List(GAMMA),
         default="2,4,8,auto",
         show_default=True,
         envvar="LSPEC_GAMMA",
@@ -146,6 +146,7 @@ def bench(**params: Any) -> int:
         repeats=params["repeats"],
         **options,
     )
+    models.load["gamma"] = "auto" if "auto" in gammas else gammas[0]
     with load(models) as engine:
         benchmark.check(engine, plan)
         report = _measure(engine, plan, calibration_s=params["calibration"])
@@ -157,6 +158,7 @@ def _measure(engine: Engine, plan: benchmark.Plan, *, calibration_s: float) -> R
     """Play the whole plan, or as much of it as Ctrl-C allows, with a progress bar on a terminal."""
     with waiting(f"timing passes, about {calibration_s:g} s …"):
         costs = benchmark.calibrate(engine, plan, budget_s=calibration_s)
+    with waiting("comparing pass widths …"):
         moved = benchmark.width_difference(engine, plan)
     with stop_on_interrupt() as should_stop:
         with waiting("warming up …"):

@@ -21,7 +21,7 @@ from lspec.cli.loading import show_notices
 from lspec.cli.memory import memory_lines, memory_object
 from lspec.cli.models import as_json, pull_missing
 from lspec.cli.options import DRAFTER_OPTION, FILE_OPTIONS, LOAD_OPTIONS, add, split
-from lspec.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, note, waiting
+from lspec.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, note, visible, waiting
 from lspec.costs import Costs
 from lspec.loading import locate
 from lspec.offload import survey
@@ -60,7 +60,7 @@ def check(*, as_json: bool, **_: Any) -> int:
         told = True
         timing.close()
         if not as_json:
-            click.echo("\n".join((*_first_lines(known), "")))
+            click.echo(visible("\n".join((*_first_lines(known), ""))))
 
     with stop_on_interrupt() as should_stop, ExitStack() as timing:
         timing.enter_context(waiting("timing passes …"))
@@ -69,7 +69,8 @@ def check(*, as_json: bool, **_: Any) -> int:
         click.echo(json.dumps(_object(report), ensure_ascii=False, indent=2))
     else:
         first = () if told else (*_first_lines(report), "")
-        click.echo("\n".join((*first, *_other_lines(report), "", *offload.lines(survey()))))
+        rest = (*_other_lines(report), "", *offload.lines(survey()))
+        click.echo(visible("\n".join((*first, *rest))))
     if report.interrupted:
         return EXIT_INTERRUPTED
     return 0 if report.measured else EXIT_FAILED

@@ -15,10 +15,12 @@ from lspec.arguments import RENAMED
 from lspec.cli.completion import pair_names
 from lspec.params import SamplingParams
 from lspec.paths import reason
+from lspec.round import MAX_GAMMA
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 FILE = click.Path(path_type=Path, dir_okay=False)
+_MOST = 2**24  # characters of a schema, a grammar or a template
 
 
 class NumberOrAuto(click.ParamType[int | str]):
@@ -26,9 +28,9 @@ class NumberOrAuto(click.ParamType[int | str]):
 
     name = "N|auto"
 
-    def __init__(self, least: int | None = None) -> None:
-        """`least` is the smallest number; None leaves it to whoever takes it."""
-        self._least = least
+    def __init__(self, least: int, most: int | None = None) -> None:
+        """`least` and `most` are the smallest and the largest number; None: there is none."""
+        self._least, self._most = least, most
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -40,8 +42,10 @@ class NumberOrAuto(click.ParamType[int | str]):
             number = int(value)
         except ValueError:
             self.fail(f"{value!r} is neither a number nor 'auto'.", param, ctx)
-        if self._least is not None and number < self._least:
+        if number < self._least:
             self.fail(f"{number} is less than {self._least}.", param, ctx)
+        if self._most is not None and number > self._most:
+            self.fail(f"{number} is more than {self._most}.", param, ctx)
         return number
 
 
@@ -98,6 +102,9 @@ class Shares(click.ParamType[tuple[float, ...]]):
             return tuple(map(float, value.split(",")))
         except ValueError:
             self.fail(f"{value!r} is not a list of numbers, such as 3,1.", param, ctx)
+
+
+GAMMA = NumberOrAuto(0, MAX_GAMMA)
 
 
 def _option(*names: str, **kwargs: Any) -> Callable[[Command], Command]:
@@ -185,7 +192,7 @@ MODEL_OPTIONS = (
     *FILE_OPTIONS,
     _option(
         "--gamma",
-        type=NumberOrAuto(),
+        type=GAMMA,
         help="Drafted tokens per round, 0 to 16; auto (default): what pays.",
     ),
     *ENGINE_OPTIONS,
@@ -267,12 +274,18 @@ def split() -> tuple[ModelChoice, dict[str, Any]]:
     """Take the command's parameters apart: how to load, how to sample; only what was given."""
     ctx = click.get_current_context()
     given = {k: v for k, v in ctx.params.items() if v is not None}
+    for name, value in given.items():
+        if isinstance(value, str) and not _is_unicode(value):
+            option = "PAIR" if name == "pair" else f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{option} is not Unicode: it has half a character.")
     files = ("target", "draft")
     engine = ("gamma", "drafter", "exact", "rule", "kv_type", "repack", "force", *RENAMED)
     gpu = ("main_gpu", "tensor_split", "flash_attn")
     load = {RENAMED.get(k, k): given[k] for k in (*files, *engine, *gpu) if k in given}
     if "chat_template" in given:
         load["chat_template"] = _read(given["chat_template"])
+        if not load["chat_template"].strip():
+            raise click.UsageError(f"{given['chat_template']} is empty.")
     if given.get("template_arg"):
         load["template_args"] = dict(given["template_arg"])
     pair = given.get("pair")
@@ -298,6 +311,13 @@ def split() -> tuple[ModelChoice, dict[str, Any]]:
     return ModelChoice(pair, load), options
 
 
+def _is_unicode(text: str) -> bool:
+    try:
+        return bool(text.encode()) or not text
+    except UnicodeEncodeError:
+        return False
+
+
 def _response_format(given: dict[str, Any]) -> dict[str, Any] | None:
     """Return what --json-schema or --grammar asks for."""
     if "json_schema" in given and "grammar" in given:
@@ -307,7 +327,7 @@ def _response_format(given: dict[str, Any]) -> dict[str, Any] | None:
             schema = json.loads(_read(given["json_schema"]))
         except (ValueError, RecursionError) as error:
             raise click.UsageError(f"{given['json_schema']} is not JSON: {error}") from None
-        if not isinstance(schema, dict | bool):
+        if not isinstance(schema, dict):
             raise click.UsageError(f"{given['json_schema']} is no JSON schema, which is an object.")
         return {"type": "json_schema", "json_schema": {"schema": schema}}
     if "grammar" in given:
@@ -317,6 +337,10 @@ def _response_format(given: dict[str, Any]) -> dict[str, Any] | None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_MOST + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise click.UsageError(f"cannot read {path}: {reason(error)}") from None
+    if len(text) > _MOST:
+        raise click.UsageError(f"{path} is too long: more than {_MOST} characters.")
+    return text

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 from click.core import ParameterSource
@@ -44,9 +44,14 @@ def visible(text: str) -> str:
 
 def style(text: str, **styles: Any) -> str:
     """Return `text` styled for stderr, or plain where NO_COLOR is set or it is no terminal."""
-    if os.environ.get("NO_COLOR") or not sys.stderr.isatty():
+    if os.environ.get("NO_COLOR") or not _obeys(sys.stderr):
         return text
     return click.style(text, **styles)
+
+
+def _obeys(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal that knows more than text."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def note(text: str) -> None:
@@ -57,7 +62,7 @@ def note(text: str) -> None:
 @contextmanager
 def waiting(text: str) -> Iterator[None]:
     """Show `text` on a terminal's stderr while something takes time; the next line replaces it."""
-    shown = sys.stderr.isatty()
+    shown = _obeys(sys.stderr)
     if shown:
         click.echo(f"{style(text, dim=True)}\r", err=True, nl=False)
     try:
@@ -98,6 +103,7 @@ def run_reporting_errors(command: Callable[..., Any]) -> None:
     With LSPEC_DEBUG=1 an LspecError shows its traceback as well.
     """
     _require_streams()
+    stdout = sys.stdout
     try:
         result = command(standalone_mode=False)
         code = result if isinstance(result, int) else 0
@@ -106,7 +112,9 @@ def run_reporting_errors(command: Callable[..., Any]) -> None:
         code = _report_usage(error)
     except (click.Abort, KeyboardInterrupt):
         code = EXIT_INTERRUPTED
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit) as error:
+        if isinstance(error, SystemExit) and sys.stdout is stdout:
+            raise  # else it is click's answer to a broken pipe, for which it wraps the stream
         # The reader went away (`| head`): point stdout at nothing so that the exit is quiet too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0

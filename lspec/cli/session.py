@@ -243,10 +243,11 @@ def _conversation(path: Path) -> list[dict[str, str]]:
         state = path.stat()
         if not S_ISREG(state.st_mode) or state.st_size > _MOST_BYTES:
             raise ValueError
-        messages = json.loads(path.read_text(encoding="utf-8"))["messages"]
+        messages = json.loads(path.read_text(encoding="utf-8-sig"))["messages"]
         kept = [{k: m[k] for k in ("role", "content")} for m in messages]
         if not all(isinstance(text, str) for message in kept for text in message.values()):
             raise ValueError
+        json.dumps(kept, ensure_ascii=False).encode()  # half a character is a ValueError
         return kept
     except OSError as error:
         raise RequestError(f"cannot read {path}: {reason(error)}") from None
@@ -273,8 +274,8 @@ def _words(line: str) -> tuple[str, str]:
 def _path(name: str) -> Path:
     try:
         path = Path(name).expanduser()
-    except RuntimeError as error:
-        raise RequestError(str(error)) from None
+    except RuntimeError:
+        raise RequestError(f"nobody's home is known for {name}") from None
     if not path.name or "\0" in name:
-        raise RequestError("a file name is missing")
+        raise RequestError("a file name is missing", hint="/save FILE, /load FILE")
     return path

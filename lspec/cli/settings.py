@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
 from difflib import get_close_matches
@@ -14,6 +15,7 @@ from lspec.request import Gamma, check_gamma
 _LIMITS = ("max_tokens", "seed")  # None: no limit, another seed each time
 _SAMPLING = tuple(f.name for f in fields(SamplingParams) if f.name != "logit_bias")
 _WHOLE = ("top_k", "penalty_last_n")
+_SHORT = re.compile(r"-?\d{1,18}")
 
 
 class Settings:
@@ -50,13 +52,16 @@ class Settings:
         name = _known(name)
         if name in _SAMPLING:
             number = _number(name, value, int if name in _WHOLE else float)
-            self._sampling = replace(self._sampling, **{name: number})
+            try:
+                self._sampling = replace(self._sampling, **{name: number})
+            except RequestError as error:
+                raise RequestError(str(error).replace(name, _written(name))) from None
         elif name == "gamma":
-            self._options[name] = check_gamma(int(value) if value.isdecimal() else value)
+            self._options[name] = check_gamma(int(value) if _SHORT.fullmatch(value) else value)
         elif value == "none":
             self._options.pop(name, None)
         else:
-            self._options[name] = _limit(name, _number(name, value, int))
+            self._options[name] = _limit(name, value)
 
 
 def _known(name: str) -> str:
@@ -69,11 +74,14 @@ def _known(name: str) -> str:
     raise RequestError(f"there is no setting {name!r}", hint=hint)
 
 
-def _limit(name: str, number: int) -> int:
-    least = 1 if name == "max_tokens" else 0
+def _limit(name: str, text: str) -> int:
+    least, none = (1, "no limit") if name == "max_tokens" else (0, "another one each time")
+    number = int(text) if _SHORT.fullmatch(text) else -1
     if number < least:
-        hint = "none: no limit." if least else "none: another one each time."
-        raise RequestError(f"{_written(name)} must be {least} or more, not {number}", hint=hint)
+        raise RequestError(
+            f"{_written(name)} must be a number of {least} or more, not {text}",
+            hint=f"none: {none}.",
+        )
     return number
 
 

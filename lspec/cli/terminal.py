@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from lspec.cli.answer import show, stop_on_interrupt
+from lspec.cli.answer import ending, show, stop_on_interrupt
 from lspec.cli.output import note, report
 from lspec.cli.session import Session
 from lspec.errors import LspecError, RequestError
@@ -32,8 +32,8 @@ class Terminal:
         with stop_on_interrupt() as should_stop:
             done = show(start(should_stop=should_stop), colour=colour)
         click.echo()
-        if done.finish_reason == "interrupted":
-            note("(interrupted)")
+        if end := ending(done):
+            note(end)
         if self._stats:
             note(done.stats.line())
         return done

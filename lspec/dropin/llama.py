@@ -106,7 +106,8 @@ class Llama:
         if model_path is None and pair is None:
             raise RequestError("there is nothing to load", hint="Give model_path or pair.")
         if model_path is not None and not Path(model_path).exists():
-            raise RequestError(f"there is no file {model_path}")
+            hint = "Give the path of a .gguf file."
+            raise RequestError(f"there is no file {model_path}", hint=hint)
         self.chat_format = chat_format or _FILE_FORMAT
         of_file = self.chat_format == _FILE_FORMAT
         self._format = None if of_file else named_format(self.chat_format)

@@ -53,6 +53,7 @@ class EventStream(Response):
     async def _play(self, send: Send) -> None:
         async def body(data: bytes, *, more: bool) -> None:
             await send({"type": "http.response.body", "body": data, "more_body": more})
+            await asyncio.sleep(0)  # so that others go on, and a hang-up is heard
 
         async with aclosing(self._events) as events:
             first = await anext(events)
