@@ -413,7 +413,7 @@ def test_model_without_agreeing_widths_is_refused_with_the_difference(
     alone = tuple((width,) for width in WIDTHS)
     found = Findings("f16", Widths(alone, (0.0, 0.5, *(0.25,) * 15), (40,)), (1.0,) * 17)
     monkeypatch.setattr(selfcheck, "_read", lambda path: found)
-    with pytest.raises(lspec.ModelLoadError, match=r"differ by up to 0\.5$") as caught:
+    with pytest.raises(lspec.ModelLoadError, match=r"differ by up to 0\.5\n") as caught:
         load(exact_files)
     assert "Without exact mode" in caught.value.hint
 

@@ -193,7 +193,7 @@ def test_hub_out_of_reach_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, endpoint: str
 ) -> None:
     isolate(monkeypatch, tmp_path, endpoint)
-    with pytest.raises(HubUnreachableError, match=r"^The hub at .* cannot be reached: .*\.$"):
+    with pytest.raises(HubUnreachableError, match=r"^The hub at .* cannot be reached: .*\.\n"):
         hub.describe(REPO, NAME)
 
 

@@ -460,7 +460,7 @@ def test_command_tells_what_a_gated_or_missing_repository_needs(
     with lspec(tmp_path, tiny_hub, "pull") as process:
         _, log = process.communicate()
     assert process.returncode == 1
-    first, second = log.splitlines()
+    _, first, second = log.splitlines()
     assert complaint in first
     assert hint in second
     assert all_files(tmp_path / "hub") == []

@@ -274,10 +274,7 @@ def split() -> tuple[ModelChoice, dict[str, Any]]:
     """Take the command's parameters apart: how to load, how to sample; only what was given."""
     ctx = click.get_current_context()
     given = {k: v for k, v in ctx.params.items() if v is not None}
-    for name, value in given.items():
-        if isinstance(value, str) and not _is_unicode(value):
-            option = "PAIR" if name == "pair" else f"--{name.replace('_', '-')}"
-            raise click.UsageError(f"{option} is not Unicode: it has half a character.")
+    _require_unicode(given)
     files = ("target", "draft")
     engine = ("gamma", "drafter", "exact", "rule", "kv_type", "repack", "force", *RENAMED)
     gpu = ("main_gpu", "tensor_split", "flash_attn")
@@ -311,11 +308,16 @@ def split() -> tuple[ModelChoice, dict[str, Any]]:
     return ModelChoice(pair, load), options
 
 
-def _is_unicode(text: str) -> bool:
-    try:
-        return bool(text.encode()) or not text
-    except UnicodeEncodeError:
-        return False
+def _require_unicode(given: dict[str, Any]) -> None:
+    for name, value in given.items():
+        if not isinstance(value, str):
+            continue  # a path may have any bytes
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            option = "PAIR" if name == "pair" else f"--{name.replace('_', '-')}"
+            found = f"a lone surrogate, U+{ord(value[error.start]):04X}"
+            raise click.UsageError(f"{option} is not Unicode: it has {found}.") from None
 
 
 def _response_format(given: dict[str, Any]) -> dict[str, Any] | None:
