@@ -119,7 +119,10 @@ class Catalogue:
         if not NAME.fullmatch(name):
             hint = "`lspec ls` lists the pairs. What is to be answered is given with -p TEXT."
         if name.endswith(".gguf") or "/" in name:
-            hint = f'It looks like a file: target="{name}", and draft=FILE if there is one.'
+            hint = (
+                "It looks like a file, which chat, generate, bench, check and serve take: "
+                f'target="{name}", and draft=FILE if there is one.'
+            )
         raise CatalogueError(f"There is no pair named {name!r} in the catalogue.", hint=hint)
 
 

@@ -38,6 +38,7 @@ _MORE_SETTINGS = {
 }
 _CPU_FLAGS = re.compile(r"sse4_2|ssse3|avx\w*|f16c|fma|bmi2|amx\w*|asimd\w*|neon|sve\w*|i8mm|bf16")
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S+[^\s.,:;)]", re.IGNORECASE)
+_HUB = "https://huggingface.co"  # everybody's; another one may be private
 
 Report = dict[str, Any]
 Progress = Callable[[str, int, int], None]
@@ -247,7 +248,7 @@ def _private(value: Any) -> Any:
 
 
 def _anonymous(text: str) -> str:
-    text = _ADDRESS.sub("(address left out)", text)
+    text = _ADDRESS.sub(lambda found: found[0] if found[0] == _HUB else "(address left out)", text)
     home = os.path.expanduser("~")  # noqa: PTH111  # never raises
     if len(home) > 1:
         text = text.replace(home, "~")

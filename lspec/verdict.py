@@ -48,7 +48,8 @@ def _clause(rows: Sequence[Row], temperature: float) -> tuple[str, str]:
     """Return what holds at one temperature, "yes", "part", "no" or "unclear", and say it."""
     overall = best([row for row in rows if row.category == ALL])
     where = f"at temperature {temperature:g}"
-    reached = f"gamma {overall.gamma} is best with {_numbers(overall)}"
+    rank = "is best" if overall.speedup.median >= 1 else "comes closest"
+    reached = f"gamma {overall.gamma} {rank} with {_numbers(overall)}"
     if pays(overall):
         same = [row for row in rows if row.gamma == overall.gamma and row.category != ALL]
         slower = _list([row for row in same if row.speedup.median < 1])

@@ -29,9 +29,9 @@ def test_pair_that_pays() -> None:
 def test_pair_that_does_not_pay() -> None:
     rows = [a_row("code", 0.8), a_row("all", 0.7), a_row("all", 0.5, gamma=8)]
     assert verdict(rows) == (
-        "This pair does not pay on this machine: at temperature 0 gamma 4 is best with "
-        "0.70 times plain (7.0 against 10.0 tok/s): a round yields 3.00 tokens for the price of "
-        "2.50 single steps."
+        "This pair does not pay on this machine: at temperature 0 gamma 4 comes closest "
+        "with 0.70 times plain (7.0 against 10.0 tok/s): a round yields 3.00 tokens for the price "
+        "of 2.50 single steps."
     )
 
 
@@ -65,15 +65,15 @@ def test_pair_that_pays_for_some_categories_only() -> None:
     ]
     assert verdict(rows) == (
         "This pair pays on this machine only in part: at temperature 0 for copy (2.10 with gamma 8)"
-        " and math (1.10 with gamma 4), while over all prompts gamma 4 is best with 0.90 times "
-        "plain (9.0 against 10.0 tok/s)."
+        " and math (1.10 with gamma 4), while over all prompts gamma 4 comes closest with 0.90 "
+        "times plain (9.0 against 10.0 tok/s)."
     )
 
 
 def test_pair_that_pays_at_one_temperature_only() -> None:
     text = verdict([a_row("all", 1.5), a_row("all", 0.8, temperature=1.0)])
     assert text.startswith("This pair pays on this machine only in part: at temperature 0 gamma 4")
-    assert "; at temperature 1 gamma 4 is best with 0.80 times plain" in text
+    assert "; at temperature 1 gamma 4 comes closest with 0.80 times plain" in text
 
 
 def test_a_gain_within_the_noise_is_none() -> None:

@@ -170,6 +170,12 @@ def on_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
+def no_prompt(what: str, pair: str | None) -> click.UsageError:
+    """Return the error for a command without a prompt; `pair` may have been meant as one."""
+    taken = f" {pair!r} was taken for the name of a pair." if pair else ""
+    return click.UsageError(f"There is {what}: give -p TEXT, or pipe it in.{taken}")
+
+
 def read_prompt(prompt: str | None) -> str | None:
     """Return piped input followed by `prompt`; None where there is neither. Raises RequestError."""
     piped = "" if sys.stdin.isatty() else _piped()

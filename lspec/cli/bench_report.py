@@ -61,7 +61,8 @@ class Report:
     @property
     def verdict(self) -> str:
         """The result in one sentence."""
-        return verdict(self.rows)
+        doubt = " The machine changed its speed meanwhile: more --repeats would tell."
+        return verdict(self.rows) + doubt * bool(self._unsteady() and self.plan.repeats == 1)
 
     @property
     def caveats(self) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from lspec.cli.answer import answer_once, on_terminal, read_prompt
+from lspec.cli.answer import answer_once, no_prompt, on_terminal, read_prompt
 from lspec.cli.loading import load
 from lspec.cli.options import (
     MODEL_OPTIONS,
@@ -47,7 +47,7 @@ def chat(**params: Any) -> int:
     conversation = on_terminal() and not params["as_json"] and (not asked or params["interactive"])
     prompt = asked if conversation else read_prompt(asked)
     if not conversation and not prompt:
-        raise click.UsageError("There is nothing to answer: give -p TEXT, or pipe it in.")
+        raise no_prompt("nothing to answer", params["pair"])
     models, sampling = split()
     with load(models) as engine:
         if prompt and not conversation:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from lspec.cli.answer import answer_once, read_prompt
+from lspec.cli.answer import answer_once, no_prompt, read_prompt
 from lspec.cli.loading import load
 from lspec.cli.options import MODEL_OPTIONS, OUTPUT_OPTIONS, SAMPLING_OPTIONS, add, split
 
@@ -21,7 +21,7 @@ def generate(**params: Any) -> int:
     """
     prompt = read_prompt(params["prompt"])
     if not prompt:
-        raise click.UsageError("There is no text to continue: give -p TEXT, or pipe it in.")
+        raise no_prompt("no text to continue", params["pair"])
     models, sampling = split()
     with load(models) as engine:
         return answer_once(

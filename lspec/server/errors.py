@@ -90,6 +90,8 @@ def install(app: FastAPI, paths: Iterable[str]) -> None:
         what = f"{error.detail}: {request.method} {request.url.path}"
         if error.status_code == 404:
             what += f"; there are {', '.join(paths)}"
+        if error.status_code == 405 and error.headers:
+            what += f"; it takes {error.headers.get('Allow')}"
         return ApiError(error.status_code, what, headers=error.headers).response()
 
     app.add_exception_handler(LspecError, reply)
