@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lspec.errors import DownloadError
-from lspec.paths import cache_dir
+from lspec.paths import cache_dir, write_whole
 
 GGUF_MAGIC = b"GGUF"
 CHUNK = 4 << 20
@@ -152,9 +152,7 @@ def remember_good(path: Path, sha256: str) -> None:
     """Remember that `path` passed the check for `sha256`, so that it is not hashed again."""
     record = _record(path)
     record.parent.mkdir(parents=True, exist_ok=True)
-    new = record.with_suffix(f".{os.getpid()}")
-    new.write_text(json.dumps(_facts(path, sha256)), encoding="utf-8")
-    new.replace(record)
+    write_whole(record, json.dumps(_facts(path, sha256)))
 
 
 def forget(path: Path) -> None:

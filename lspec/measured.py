@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -13,7 +12,7 @@ from time import perf_counter
 
 from lspec.costs import Costs, measure, quick_check
 from lspec.model import LanguageModel
-from lspec.paths import cache_dir
+from lspec.paths import cache_dir, write_whole
 
 _WORTH_REMEMBERING_S = 0.2
 
@@ -57,11 +56,6 @@ def _read(path: Path) -> Costs | None:
 
 
 def _write(path: Path, costs: Costs) -> None:
-    new = path.with_suffix(f".{os.getpid()}")
-    try:
+    with suppress(OSError):  # a cache that cannot be written is measured again
         path.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(json.dumps(asdict(costs)), encoding="utf-8")
-        new.replace(path)
-    except OSError:  # a cache that cannot be written is measured again
-        with suppress(OSError):
-            new.unlink()
+        write_whole(path, json.dumps(asdict(costs)))

@@ -25,7 +25,7 @@ from lspec.errors import ModelLoadError
 from lspec.gguf import read_header
 from lspec.integrity import was_verified
 from lspec.llama import VERSION
-from lspec.paths import cache_dir
+from lspec.paths import cache_dir, write_whole
 
 Model = Sequence[Path]
 
@@ -144,9 +144,7 @@ def _remember(files: Model) -> None:
     with suppress(OSError):  # a cache that cannot be written means another trial next time
         for record, text in facts.items():
             record.parent.mkdir(parents=True, exist_ok=True)
-            new = record.with_suffix(f".{os.getpid()}")
-            new.write_text(text, encoding="utf-8")
-            new.replace(record)
+            write_whole(record, text)
 
 
 def _facts(path: Path) -> str:

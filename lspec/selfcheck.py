@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -21,7 +20,7 @@ from lspec.costs import Seconds, measure
 from lspec.errors import GpuMemoryError, ModelLoadError, RollbackError
 from lspec.llama import KvType, LlamaModel, LoadOptions, build, repacks
 from lspec.machine import usable_cores
-from lspec.paths import cache_dir
+from lspec.paths import cache_dir, write_whole
 from lspec.widths import CONTEXTS, ROWS, WIDTHS, Widths
 
 log = logging.getLogger("lspec")
@@ -259,11 +258,6 @@ def _read(path: Path) -> Findings | None:
 
 
 def _write(path: Path, findings: Findings) -> None:
-    new = path.with_suffix(f".{os.getpid()}")
-    try:
+    with suppress(OSError):  # what cannot be remembered is found out again
         path.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(json.dumps(asdict(findings)), encoding="utf-8")
-        new.replace(path)
-    except OSError:  # what cannot be remembered is found out again
-        with suppress(OSError):
-            new.unlink()
+        write_whole(path, json.dumps(asdict(findings)))
